@@ -35,7 +35,7 @@ def plan(problem: Problem, device: DeviceProperties = H100) -> LaunchPlan:
     return CUDA.plan(problem, device, compiler(problem), {})
 
 
-@pytest.mark.parametrize("cols", [16, 31, 781, 50_257])
+@pytest.mark.parametrize("cols", [31, 50_257])
 def test_a_gpu_that_reports_no_warps_has_warps_of_32_threads(cols: int) -> None:
     for shape in (problem(cols, 4096), problem(cols, 4096, "bfloat16", aligned=False), problem(cols, 512, reads=2)):
         assert plan(shape, replace(H100, warp_size=None)).config == plan(shape).config
@@ -52,7 +52,7 @@ def test_rows_reload_if_less_than_a_share_of_their_tile_is_padding(aligned: bool
 # Invariants
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(problems(), st.sampled_from(sorted(ARCHITECTURES)), st.data())
 def test_invariants_hold_for_every_problem_and_every_compiler(problem: Problem, arch: str, data: st.DataObject) -> None:
     device = ARCHITECTURES[arch]

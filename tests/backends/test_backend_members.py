@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,9 +16,7 @@ import torch
 import tridal
 from backend_helpers import BUNDLED
 from tridal.devices import registry
-from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, PlanError, UnknownDeviceError
-from tridal.ops import planning
 from tridal.testing import check_runtime
 
 pytestmark = pytest.mark.usefixtures("no_calls")  # tests pretend other machines
@@ -75,15 +72,15 @@ def test_runtime_members_work_with_two_devices(name: str) -> None:
     assert check_runtime(registry.get(name).plugin) == ()
 
 
-@pytest.mark.parametrize("name", sorted(BUNDLED))
-def test_import_of_a_backend_imports_neither_torch_nor_triton(name: str) -> None:
-    paths = [Path(module.__file__).parents[1] for module in (sys.modules[f"tridal_{name}"], tridal) if module.__file__]
+def test_import_of_backends_imports_neither_torch_nor_triton() -> None:
+    backends = [f"tridal_{name}" for name in BUNDLED]
+    paths = [Path(module.__file__).parents[1] for module in (sys.modules[backends[0]], tridal) if module.__file__]
     code = f"""
         import sys, types
         sys.path[:0] = {[str(path) for path in paths]!r}
         sys.modules["tridal"] = types.ModuleType("tridal")  # `import tridal` itself needs torch
         sys.modules["tridal"].__path__ = [{str(paths[1] / "tridal")!r}]
-        import tridal_{name}
+        import {", ".join(backends)}
         print(sorted({{"torch", "torch_npu", "triton"}} & set(sys.modules)))
     """
     lines = "\n".join(line.strip() for line in code.splitlines())
@@ -91,25 +88,10 @@ def test_import_of_a_backend_imports_neither_torch_nor_triton(name: str) -> None
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", sorted(BUNDLED))
-def test_the_registry_has_the_backend_with_its_architectures(name: str) -> None:
-    backend = registry.get(name)
-    assert isinstance(backend.plugin, Backend)
-    first = {"cuda": "sm_90", "rocm": "gfx942", "npu": "ascend910b", "interpreter": "interpreter"}[name]
-    assert next(iter(backend.architectures())) == first
-
-
-@pytest.mark.parametrize(
-    ("name", "suggested"), [("gfx943", "gfx942"), ("gfx1101", "gfx1100"), ("mi300", "mi300x"), ("sm_91", "sm_90")]
-)
+@pytest.mark.parametrize(("name", "suggested"), [("gfx943", "gfx942"), ("mi300", "mi300x"), ("sm_91", "sm_90")])
 def test_an_unknown_architecture_suggests_known_ones(name: str, suggested: str) -> None:
     with pytest.raises(UnknownDeviceError, match=f"unknown architecture '{name}'; did you mean .*'{suggested}'"):
         tridal.plan(4, 4, arch=name)
-
-
-def test_resources_of_compiled_npu_kernels_are_not_supported() -> None:
-    with pytest.raises(NotImplementedError, match="does not define resources"):
-        registry.get("npu").plugin.resources({}, 1)
 
 
 # -- properties of a present device
@@ -155,7 +137,7 @@ def test_an_amd_gpu_without_plans_raises_with_known_names_and_what_to_do(present
 
 @pytest.mark.parametrize(
     ("capability", "max_programs"),
-    [((9, 0), 32), ((7, 0), 16), ((8, 6), 16), ((8, 9), 24), ((8, 7), 16), ((11, 0), None)],
+    [((9, 0), 32), ((8, 6), 16), ((8, 7), 16), ((11, 0), None)],
 )
 def test_properties_of_a_present_nvidia_gpu_are_those_of_torch_and_triton(
     present: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], max_programs: int | None
@@ -176,15 +158,6 @@ def test_properties_of_a_present_nvidia_gpu_are_those_of_torch_and_triton(
     assert found.bandwidth == (3_352_320_000_000 if max_programs else None)
 
 
-def test_h100_and_h200_have_the_same_multiprocessors_and_another_memory() -> None:
-    h100, h200 = (planning.target(arch=name)[1] for name in ("h100", "h200"))
-    assert (h100.name, h100.arch, h100.l2_cache, h100.memory) == ("NVIDIA H100 SXM", "sm_90", 50 << 20, 80 << 30)
-    assert (h200.name, h200.arch, h200.l2_cache, h200.memory) == ("NVIDIA H200 SXM", "h200", 60 << 20, 141 << 30)
-    assert (h100.bandwidth or 0) / (h200.bandwidth or 1) == pytest.approx(3.0 / 4.2, abs=0.05), "as copies, measured"
-    other = {name: getattr(h100, name) for name in ("name", "arch", "l2_cache", "memory", "bandwidth", "aliases")}
-    assert replace(h200, **other) == h100
-
-
 def test_properties_of_a_present_npu_are_those_of_torch_npu(present: Any) -> None:
     reported = SimpleNamespace(name="Ascend910B4", vector_core_num=40, L2_cache_size=192 << 20, total_memory=32 << 30)
     present("npu", reported)
@@ -200,12 +173,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch, hip: str | None, cuda: str | None, 
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(present))
-
-
-NO_GPU, NO_NVIDIA = (
-    ("torch sees no AMD GPU", "rocminfo", "render", "HIP_VISIBLE_DEVICES"),
-    ("torch sees no CUDA device",),
-)
 
 
 @pytest.mark.parametrize(
@@ -234,11 +201,7 @@ def test_a_build_of_torch_and_a_missing_gpu_are_named(
     ("name", "found", "reason"),
     [
         ("rocm", None, "triton is not installed: reinstall the ROCm build of torch"),
-        (
-            "rocm",
-            SimpleNamespace(submodule_search_locations=["/nowhere"]),
-            "has no AMD backend: uninstall it",
-        ),
+        ("rocm", SimpleNamespace(submodule_search_locations=["/nowhere"]), "has no AMD backend: uninstall it"),
         ("cuda", None, "the package triton is not installed"),
     ],
 )
@@ -267,20 +230,3 @@ def test_cuda_by_name_with_a_rocm_torch_names_rocm(
 def test_the_extra_of_a_backend_exists_and_is_in_the_install_text(name: str) -> None:
     assert name in (metadata.metadata("tridal").get_all("Provides-Extra") or [])
     assert f"'tridal[{name}]'" in registry.get(name).install
-
-
-def test_example_devices_have_the_cores_and_memory_of_their_data_sheets() -> None:
-    found = {
-        name: (device.cores, (device.memory or 0) / (1 << 30))
-        for backend in ("cuda", "npu", "rocm")
-        for name, device in registry.get(backend).architectures().items()
-    }
-    assert found == {
-        "sm_90": (132, 80), "h200": (132, 141), "sm_75": (40, 16), "sm_80": (108, 80), "sm_86": (72, 24),
-        "sm_89": (58, 24), "sm_100": (148, 180), "sm_120": (170, 32), "gfx942": (304, 192), "gfx90a": (110, 64),
-        "gfx950": (256, 288), "gfx1100": (48, 24), "gfx1201": (32, 16), "ascend910b": (48, 64),
-        "ascend910b1": (48, 64), "ascend910b2": (48, 64), "ascend910b3": (40, 64), "ascend910b4": (40, 32),
-        "ascend910_93": (48, 64), "ascend910_9382": (48, 64), "ascend950": (64, 128),
-    }  # fmt: skip
-    t4 = registry.get("cuda").architectures()["sm_75"]
-    assert (t4.l2_cache, t4.max_programs, t4.max_threads) == (4 << 20, 16, 1024)

@@ -35,13 +35,8 @@ EXAMINED = pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason=
 ROCM = registry.get("rocm")
 ARCHITECTURES = ("gfx942", "gfx950", "gfx90a", "gfx1100", "gfx1201")
 TRAITS = (
-    "LAYER_NORM",
-    "RMS_NORM",
-    "RMS_NORM_BACKWARD",
-    "LAYER_NORM_BACKWARD",
-    "CROSS_ENTROPY",
-    "CROSS_ENTROPY_BACKWARD",
-)
+    "LAYER_NORM", "RMS_NORM_BACKWARD", "LAYER_NORM_BACKWARD", "CROSS_ENTROPY", "CROSS_ENTROPY_BACKWARD",
+)  # fmt: skip
 """Kernels of `row_tensors` with tensors per row and per column, and sums over rows."""
 KERNELS = table.kernels()
 KERNELS |= {f"traits-{name.lower()}": getattr(row_tensors, name) for name in TRAITS}
@@ -52,7 +47,7 @@ SHAPES = [
 ]  # fmt: skip
 DTYPES = ("bfloat16", "float32", "float16", "float64")
 SCALE_MASKS = (ScaleMask(scale=0.5, causal=True), ScaleMask(mask="float32", strides=(0, 0, 0, 1)))
-STEP = 331  # between the calls that are compiled by default; a prime, so that they have all shapes and dtypes
+STEP = 991  # between the calls that are compiled by default; a prime, so that they have all shapes and dtypes
 
 
 class Case(NamedTuple):

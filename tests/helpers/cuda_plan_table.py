@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,6 @@ import golden_plans
 from cuda_problems import QUESTIONS
 from golden_plans import Question
 from tridal.benchmarks.op_benchmark import benchmark_of
-from tridal.benchmarks.workloads import SHAPE_CLASSES
 from tridal.devices.types import KernelConfig, LaunchPlan, Probe, Resources
 from tridal.runtime import compiler
 from tridal_cuda import tuning
@@ -28,7 +27,6 @@ RESULTS = sorted((Path(__file__).parents[2] / "docs" / "benchmarks").rglob("resu
 """The published results of all ops and GPUs."""
 MEASURED_ARCH = "sm_90"
 NOT_MEASURED = "not measured"
-MAX_REPORTED = 5  # plans in the report of a change
 
 
 class NotCompiled(Exception):
@@ -73,15 +71,13 @@ def compiling(question: Question) -> Probe:
     return lambda config: compiler.resources(backend, call.specialize(config), target)
 
 
-def recorded(compiled: Mapping[str, list[int]], otherwise: Probe | None = None) -> Probe:
-    """A probe that returns recorded resources. For other configurations, it calls `otherwise` or raises NotCompiled."""
+def recorded(compiled: Mapping[str, list[int]]) -> Probe:
+    """A probe that returns recorded resources. For other configurations, it raises NotCompiled."""
 
     def probe(config: KernelConfig) -> Resources:
-        if describe(config) in compiled:
-            return Resources(*compiled[describe(config)])
-        if otherwise is None:
+        if describe(config) not in compiled:
             raise NotCompiled(describe(config))
-        return otherwise(config)
+        return Resources(*compiled[describe(config)])
 
     return probe
 
@@ -113,20 +109,6 @@ def measured_kernel(op: str, direction: str) -> str:
     given = [argument.name for argument in benchmark_of(op).tensors]
     in_kernel = {tensor for names in golden_plans.kernel_of(name).tensors for tensor in names} - {*given}
     return next((f"{name} without {absent}" for absent in ("residual", "dsum", "weight") if absent in in_kernel), name)
-
-
-def bench_command(question: Question) -> str:
-    """The command that measures a question's problem on the GPU that is present."""
-    kernel = question.op.partition(" without ")[0]
-    op = kernel.removesuffix("_backward")
-    direction = "forward" if op == kernel else "backward"
-    options = f"--op {op} --direction {direction} --dtype {question.dtype}"
-    if question.dim == -1:
-        return f"tridal bench {options} --rows {question.shape[0]} --cols {question.shape[1]}"
-    found = [n for n, c in SHAPE_CLASSES.items() if c.dim == question.dim and question.shape in c.shapes]
-    name = found[0] if found else "outer" if question.dim == 0 else "inner"
-    first = "" if found else f"add {question.shape} to the class {name!r} in tridal.benchmarks.workloads, then "
-    return f"{first}tridal bench --suite --classes {name} {options}"
 
 
 def files() -> list[Path]:
@@ -165,30 +147,12 @@ def changes(table: Mapping[str, Any]) -> Iterator[Question]:
             yield question
 
 
-def report(table: Mapping[str, Any], changed: list[Question], compiling: Callable[[Question], Probe] | None) -> str:
-    """Describes changed plans and changed constants, and how to measure. `compiling` makes a probe for new plans."""
+def report(table: Mapping[str, Any], changed: Iterable[Question]) -> str:
+    """Describes changed constants and plans. `tridal bench` measures their problems."""
     old, new = table["constants"], constants()
     different = [name for name in old | new if old.get(name) != new.get(name)]
     lines = [f"tuning.{name} was {old.get(name)} and is now {new.get(name)}" for name in different]
-    lines += [] if different else ["no constant in tridal_cuda.tuning changed, so the code that makes plans did"]
-    if different and not changed:
-        lines.append("no plan in the table depends on this: add a problem to cuda_problems.py")
-    lines.append(f"{len(changed)} of {len(QUESTIONS)} plans changed (Triton {table['triton']})")
-    for question in changed[:MAX_REPORTED]:
+    for question in changed:
         row = table["plans"][str(question)]
-        try:
-            made = make_plan(question, recorded(row["compiled"], compiling and compiling(question)))
-            plan = made.plan if made.plan != row["plan"] else f"the same, but {len(made.compiled)} kernels are compiled"
-        except NotCompiled as missing:
-            plan = f"not known, because it needs the resources of {missing} with Triton {table['triton']}"
-        lines += [
-            f"\n{question}",
-            f"  old plan: {row['plan']}",
-            f"  new plan: {plan}",
-            f"  share of copy with the old plan: {row['share_of_copy']}",
-            f"  measure:  {bench_command(question)}",
-        ]
-    if len(changed) > MAX_REPORTED:
-        lines.append(f"\n... and {len(changed) - MAX_REPORTED} more")
-    lines.append(f"\nIf the new plans are at least as fast, write the table again: {golden_plans.COMMAND}")
-    return "\n".join(lines)
+        lines.append(f"{question}: was {row['plan']}, share of copy {row['share_of_copy']}")
+    return "\n".join([*lines, f"If the new plans are at least as fast, write the table again: {golden_plans.COMMAND}"])

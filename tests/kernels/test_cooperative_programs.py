@@ -40,7 +40,7 @@ def pairs() -> Iterator[Any]:
         yield from (pytest.param(sample, CONFIGS[config], id=f"{name}, {config}") for config in own)
 
 
-@pytest.mark.parametrize(("sample", "config"), pairs())
+@pytest.mark.parametrize(("sample", "config"), [*pairs()])
 def test_results_and_gradients_are_those_of_torch(sample: Sample, config: KernelConfig) -> None:
     tensors = sample.leaves(5, 41, dtype=torch.float32)
     exact = {

@@ -116,13 +116,6 @@ def test_a_function_gets_the_arguments_that_it_names(make_kernel: Callable[..., 
     assert "maths.normalise(deviation, a, 1.0, total, total, GUARD=False)" in alone, "no other program has a part"
 
 
-def test_constants_say_how_terms_are_reduced_and_padded(make_kernel: Callable[..., RowKernel]) -> None:
-    constants = constants_of(make_kernel())
-    assert {name: constants[name] for name in ("FIRST", "SECOND", "PADDING", "NEUTRAL_PADDING")} == {
-        "FIRST": "sum", "SECOND": "sum", "PADDING": 1.0, "NEUTRAL_PADDING": False,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("neutral_padding", [False, True])
 @pytest.mark.parametrize("term", ["square", "bounded"])
 def test_bounds_mask_terms_if_padding_is_not_neutral_or_a_term_uses_them(
@@ -149,18 +142,10 @@ def test_an_unmasked_sum_over_rows_uses_no_statistic(make_kernel: Callable[..., 
     constants_of(replace(kernel, neutral_padding=True, column_writes=("element",)))
 
 
-@pytest.mark.parametrize("name", ["rank", "count", "collect", "a"])
+@pytest.mark.parametrize("name", ["rank", "a"])
 def test_a_function_may_have_the_name_of_a_variable(make_kernel: Callable[..., RowKernel], name: str) -> None:
     function = f"\n    @triton.jit\n    def {name}(a, column):\n        return a, column\n"
     assert f"{name}_value = maths.{name}(a, column)" in text(make_kernel(SOURCE + function, writes=(name,)))
-
-
-def test_terms_get_the_column(make_kernel: Callable[..., RowKernel]) -> None:
-    source = SOURCE + "\n    @triton.jit\n    def placed(a, column):\n        return a, column\n"
-    statistics = (Statistic("total", "sum", "placed"), Statistic("deviation", "sum", "placed"))
-    kernel = make_kernel(source, statistics=statistics, writes=("element",))
-    assert text(kernel).count("maths.placed(a, column)") == 2
-    assert text(kernel).count("maths.placed(a_edge, column_edge)") == 2
 
 
 def test_each_of_three_statistics_may_use_the_first_one(make_kernel: Callable[..., RowKernel]) -> None:
@@ -184,22 +169,6 @@ def test_each_of_three_statistics_may_use_the_first_one(make_kernel: Callable[..
     assert loop.index("deviation = maths.shift_total(") < loop.index("third = maths.shift_third(")
     with pytest.raises(PluginError, match=r"only_deviation names deviation; as term of kernel 'norm' it can name"):
         constants_of(replace(kernel, statistics=(*kernel.statistics[:2], replace(third, term="only_deviation"))))
-
-
-@pytest.mark.parametrize(
-    ("term", "rebase", "counts"),
-    [
-        ("square", "shift_without_count", False),
-        ("square", "shift_total", True),
-        ("counted", "shift_without_count", True),
-        ("element", None, False),
-    ],
-)
-def test_counts_is_set_if_a_function_names_count_or_part_count(
-    make_kernel: Callable[..., RowKernel], term: str, rebase: str | None, counts: bool
-) -> None:
-    statistics = (Statistic("total", "sum", "element"), Statistic("deviation", "sum", term, rebase))
-    assert constants_of(make_kernel(statistics=statistics))["COUNTS"] is counts
 
 
 @pytest.mark.parametrize(("term", "used"), [("square", "total"), ("bounded", "total"), ("counted", "count")])
@@ -249,11 +218,9 @@ def test_the_name_of_a_tensor_or_a_statistic_stands_for_a_function(make_kernel: 
     ("changes", "name", "shape"),
     [
         ({"writes": ("total",)}, "total", "element"),
-        ({"writes": ("eps",)}, "eps", "element"),
         ({"statistics": (Statistic("total", "sum", term="grad"),), "row_reads": ("grad",)}, "grad", "element"),
         ({"statistics": (Statistic("total", "sum", term="weight"),), "column_reads": ("weight",)}, "weight", "element"),
         ({"row_writes": ("a",)}, "a", "row"),
-        ({"row_writes": ("eps",)}, "eps", "row"),
         ({"row_value": "total"}, "total", "element"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,17 @@ import tridal
 from call_helpers import SM_90
 from conformance_helpers import INTERPRETER
 from op_sources import make_kernel, make_op
-from tridal import library, testing
-from tridal.devices import registry
 from tridal.errors import PluginError
 from tridal.kernels.op_functions import op_functions
 from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.ops import table
-from tridal.runtime import launch
-from tridal.testing import checking, op_trial
+from tridal.ops.column_sum import COLUMN_SUM
+from tridal.testing import op_trial
 from tridal.testing.op_trial import check_functions, try_functions
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
 
-ALL_CONSTANTS = pytest.mark.nightly("the same test with the compiler, and test_conformance.py runs the functions")
 TARGETS = pytest.mark.parametrize("target", [None, SM_90], ids=["interpreted", "compiled"])
 HINT = r"A tile of 4 rows and 8 columns has the shape .*: expand it with tl.expand_dims\(number, AXIS\)$"
 
@@ -167,36 +163,12 @@ def test_nothing_is_tried_without_the_interpreter_or_for_a_target_that_triton_do
     check_functions(kernel, SM_90, False)
 
 
-@pytest.fixture(scope="module")
-def launched() -> set[RowKernel]:
-    """The kernels that the cases of all built-in ops launch in the interpreter, with their constants."""
-    found = {kernel for op in [op for op in library.OPS if op.one_tensor] for kernel in op.kernels}
-
-    def prepare(call: Any, *arguments: Any) -> launch.Launch:
-        found.add(call.kernel)
-        plan = launch.plan(call, *arguments)
-        return launch.Launch(plan, lambda *_: None, lambda rows: 0, lambda rows: call.tiles(plan.config), (1, 1))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "prepare", prepare)
-        for part in ("results", "gradients"):  # they are not compared, because no kernel computes them
-            patch.setattr(checking._Comparison, part, None)
-        for case in testing.cases(INTERPRETER, [op.name for op in [op for op in library.OPS if not op.one_tensor]]):
-            if case.plan == "planned" and math.prod(case.shape) < 2000:
-                testing.run_case(case, INTERPRETER)
-    registry.invalidate()  # forgets the calls, which launch nothing
-    return found
-
-
 @pytest.mark.slow("it tries the functions of all kernels")
-@pytest.mark.parametrize("target", [pytest.param(None, marks=ALL_CONSTANTS), SM_90], ids=["interpreted", "compiled"])
-def test_functions_of_built_in_ops_pass_their_trials(target: Any, launched: set[RowKernel]) -> None:
-    """They need no trial before use, so this test runs it: interpreted for all constants, and compiled for some."""
-    by_name = {kernel.name: kernel for kernel in launched}
-    assert set(by_name) >= {*table.kernels(), "column_sum", "cross_entropy_reduce"}
-    for kernel in launched if target is None else by_name.values():
+def test_functions_of_built_in_ops_pass_their_trials() -> None:
+    """They need no trial before use, so this test runs it. test_conformance.py interprets them."""
+    for kernel in (*table.kernels().values(), COLUMN_SUM):
         assert op_trial.is_own(kernel)
-        try_functions(kernel, target)
+        try_functions(kernel, SM_90)
 
 
 def test_nan_of_rebase_for_a_part_without_elements_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,29 +28,19 @@ def test_a_correct_declaration_has_no_fault() -> None:
         assert kernel.fault() is None
 
 
-@pytest.mark.parametrize("reduce", ["max", "sum", "accurate_sum"])
-def test_a_statistic_may_use_each_reduction(reduce: Any) -> None:
-    assert replace(KERNEL, statistics=(replace(MEAN, reduce=reduce),)).fault() is None
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"live_tiles": 0}, "kernel 'norm': live_tiles: expected an integer from 1 to 16, found 0"),
-        ({"live_tiles": -3}, "kernel 'norm': live_tiles: expected an integer from 1 to 16, found -3"),
-        ({"live_tiles": 10**9}, "kernel 'norm': live_tiles: expected an integer from 1 to 16, found 1000000000"),
         ({"live_tiles": 2.0}, "kernel 'norm': live_tiles: expected an integer from 1 to 16, found 2.0"),
         ({"reads": ()}, "kernel 'norm' needs a tensor to read, and one to write with a number per element or per row"),
         ({"writes": ()}, "kernel 'norm' needs a tensor to read, and one to write with a number per element or per row"),
-        ({"statistics": (SPREAD, MEAN)}, NO_REBASE),
         ({"statistics": (SPREAD,)}, NO_REBASE),
         (
             {"writes": (), "row_writes": ("mean",), "added": "other"},
             "kernel 'norm' adds 'other' to nothing: it writes no tensor with a number per element",
         ),
         ({"added": "x"}, "kernel 'norm' uses one name for two things: x, eps, mean, spread, x"),
-        ({"parameters": ("mean",)}, "kernel 'norm' uses one name for two things: x, mean, mean, spread"),
-        ({"reads": ("x", "x")}, "kernel 'norm' uses one name for two things: x, x, eps, mean, spread"),
         ({"statistics": (MEAN, MEAN)}, "kernel 'norm' uses one name for two things: x, eps, mean, mean"),
         (
             {"statistics": (replace(MEAN, reduce="mean"),)},

@@ -38,8 +38,13 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("kind", [None, torch.bool, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    zip(
+        CONFIGS.values(), [torch.bool, torch.bfloat16, None, torch.bool, torch.bfloat16, None, torch.bool], strict=True
+    ),
+    ids=CONFIGS,
+)
 def test_kernel_compiles_for_a_device_that_is_not_present(config: KernelConfig, kind: torch.dtype | None) -> None:
     backend, device = planning.target(arch="sm_90")
     assert device.target is not None
@@ -49,8 +54,7 @@ def test_kernel_compiles_for_a_device_that_is_not_present(config: KernelConfig, 
     assert backend.resources(compiled.asm, compiled.metadata.shared).registers > 16
 
 
-@pytest.mark.parametrize("cols", [1024, 1001])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("cols", "dtype"), [(1024, torch.float32), (1001, torch.bfloat16)])
 def test_mask_is_loaded_in_vectors_if_it_is_aligned_like_the_scores(cols: int, dtype: torch.dtype) -> None:
     _, device = planning.target(arch="sm_90")
     assert device.target is not None

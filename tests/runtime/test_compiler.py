@@ -19,22 +19,16 @@ from tridal.runtime.specialization import KernelCall
 TARGETS = {name: p.target for name, p in registry.get("cuda").architectures().items()}
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize(
-    ("call", "config"),
+    ("arch", "call", "config"),
     [
-        (kernel_call((64, 1024)), WHOLE_ROW),
-        (kernel_call((64, 1024), kernel=SOFTMAX.backward, dtypes="float16"), WHOLE_ROW),
-        (kernel_call((64, 1024), 0, kernel=LOG_SOFTMAX.forward), replace(WHOLE_ROW, rows=32, cols=64)),
-        (kernel_call((64, 1001), dtypes="bfloat16"), replace(WHOLE_ROW, peel=True)),
-        (kernel_call((64, 1001), kernel=LOG_SOFTMAX.backward), replace(WHOLE_ROW, rows=1, peel=True)),
-        (kernel_call((9, 50_257)), KernelConfig("cooperative", 1, 8192, programs_per_row=7, peel=True)),
-        (
-            kernel_call((4096, 64), 0, kernel=SOFTMAX.backward),
-            KernelConfig("cooperative", 32, 256, programs_per_row=16),
-        ),
-        (kernel_call((64, 1024), dtypes="float64"), KernelConfig("column_loop", 1, 256, num_stages=2)),
-        (kernel_call((64, 1024), strides=(1, 64)), WHOLE_ROW),
+        ("sm_80", kernel_call((64, 1024), kernel=SOFTMAX.backward, dtypes="float16"), WHOLE_ROW),
+        ("sm_100", kernel_call((64, 1024), 0, kernel=LOG_SOFTMAX.forward), replace(WHOLE_ROW, rows=32, cols=64)),
+        ("sm_90", kernel_call((64, 1001), dtypes="bfloat16"), replace(WHOLE_ROW, peel=True)),
+        ("sm_100", kernel_call((9, 50_257)), KernelConfig("cooperative", 1, 8192, programs_per_row=7, peel=True)),
+        ("sm_80", kernel_call((4096, 64), 0), KernelConfig("cooperative", 32, 256, programs_per_row=16)),
+        ("sm_90", kernel_call((64, 1024), dtypes="float64"), KernelConfig("column_loop", 1, 256, num_stages=2)),
+        ("sm_90", kernel_call((64, 1024), strides=(1, 64)), WHOLE_ROW),
     ],
 )
 def test_kernels_compile_for_architectures_that_are_not_present(

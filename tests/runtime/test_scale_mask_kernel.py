@@ -42,7 +42,7 @@ def masks(sample: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, int, bool]:
     return scores, mask.expand(shape), rank - 1 if causal else sample(st.integers(0, rank - 1)), causal
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(case=masks())
 def test_the_numbers_of_a_row_lead_to_its_part_of_the_mask(case: tuple[torch.Tensor, torch.Tensor, int, bool]) -> None:
     scores, mask, dim, causal = case
@@ -109,18 +109,12 @@ def test_a_mask_with_too_many_strides_or_rows_is_not_placed() -> None:
     ("scale_mask", "vector", "cols", "misalignment", "expected"),
     [
         (replace(FLOAT_MASK, strides=(1024, 0, 0, 1)), 4, 64, None, 16),
-        (replace(FLOAT_MASK, strides=(1024, 0, 0, 1), mask="uint8"), 8, 64, None, 8),
         (replace(FLOAT_MASK, strides=(1001, 0, 0, 1)), 4, 64, None, 1),
-        (replace(FLOAT_MASK, strides=(1024, 64, 6, 1)), 4, 64, None, 1),
-        (replace(FLOAT_MASK, strides=(1024, 0, 0, 1), address=8), 4, 64, None, 1),
-        (replace(FLOAT_MASK, strides=(1024, 0, 0, 2)), 4, 64, None, 1),
         (replace(FLOAT_MASK, strides=(1024, 0, 0, 1)), 4, 2, None, 1),
         (ScaleMask(0.5), 4, 64, None, 1),
-        (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), row_distance=0), 4, 64, 0, 16),
         (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), row_distance=4), 4, 64, 0, 16),
         (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), row_distance=2), 4, 64, 0, 1),
         (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), address=12), 4, 64, 3, 16),
-        (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), address=12), 4, 64, 0, 1),
         (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), mask="uint8", address=3), 4, 64, 3, 4),
     ],
 )

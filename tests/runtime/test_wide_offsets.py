@@ -47,8 +47,13 @@ def test_input_of_a_softmax(make: Make, shape: Sequence[int], strides: Sequence[
     assert_close(tridal.softmax(x).float(), torch.softmax(x.float(), -1), rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("wide", ["dy", "gate", "up", "gate, up", "dy, gate", "dy, up"])
-@pytest.mark.parametrize(("shape", "strides"), [((4, 8), (WIDE, 1)), ((2, 2, 3, 8), (3 << 29, WIDE >> 2, 16, 1))])
+@pytest.mark.parametrize(
+    ("wide", "shape", "strides"),
+    [
+        ("dy", (4, 8), (WIDE, 1)), ("gate", (2, 2, 3, 8), (3 << 29, WIDE >> 2, 16, 1)), ("gate, up", (4, 8), (WIDE, 1)),
+        ("dy, up", (2, 2, 3, 8), (3 << 29, WIDE >> 2, 16, 1)),
+    ],
+)  # fmt: skip
 def test_tensors_of_a_gated_activation_and_its_gradient(
     make: Make, wide: str, shape: Sequence[int], strides: Sequence[int]
 ) -> None:
