@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import planning, table
-from tridal.ops.column_sum import COLUMN_SUM
+from tridal.pytorch.path.kernel_calls import COLUMN_SUM
 from tridal.runtime import launch
 from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.specialization import KernelCall

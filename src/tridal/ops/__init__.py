@@ -28,9 +28,8 @@ from tridal.ops.arguments import (
     sum_dtype,
     whole,
 )
-from tridal.ops.op import NoKernel, Op
+from tridal.ops.op import NoKernel, Op, RowOp
 from tridal.ops.row_maths import compute, compute_gradient
-from tridal.ops.row_op import RowOp
 from tridal.ops.row_reduce import RowReduce, accumulator, has_tangent
 from tridal.ops.scale_mask import check_scale_mask
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -280,6 +280,11 @@ class Op:
         found = known[source]
         optional = found.optional if isinstance(found, Argument) else callable(found.needs)
         return Argument(name, role=found.role, optional=optional)
+
+
+def RowOp(*_: Any, **__: Any) -> NoReturn:
+    """Raises PluginError: `Op` has replaced it."""
+    raise PluginError("RowOp is now Op, which also declares ops of several tensors: see docs/add-an-op.md")
 
 
 def _dtype_of(name: str, named: Named) -> torch.dtype:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import keyword
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from tridal.kernels.kernel_names import names_fault
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.arguments import DTYPE, Argument, Result
-from tridal.ops.names import name_fault, parameter_fault
 from tridal.ops.signature import Signature
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_ARGUMENTS = frozenset({
+    "input", "grad", "output", "dim", "dtype", "stream", "scale", "mask", "causal", "masked_rows", "zero_masked_rows",
+    "reduce", "output_mask",
+})  # fmt: skip
+"""Arguments of the functions of ops and of their declarations, and of the registered ops."""
 
 
 def faults(op: Any) -> Iterator[str]:
@@ -21,8 +29,10 @@ def faults(op: Any) -> Iterator[str]:
             return
         if (fault := kernel.fault()) is not None:
             yield fault
-    if (fault := name_fault(op.name)) is not None:
-        yield fault
+    if not isinstance(op.name, str) or not _NAME.fullmatch(op.name):
+        yield f"name: expected lower-case letters, digits and underscores, found {op.name!r}"
+    elif keyword.iskeyword(op.name):
+        yield f"name: {op.name!r} is a keyword of Python, so torch.ops cannot have an op with this name"
     for name, value in (("arguments", op.arguments), ("results", op.results)):
         wanted = Argument if name == "arguments" else Result
         if not isinstance(value, tuple) or not value or not all(isinstance(item, wanted) for item in value):
@@ -38,9 +48,11 @@ def faults(op: Any) -> Iterator[str]:
     if any(a.type != "Tensor" and b.type == "Tensor" for a, b in zip(op.arguments, op.arguments[1:], strict=False)):
         yield "arguments: expected the tensors before the numbers"
     for argument in op.arguments:
-        allowed = (argument.name == "input" and argument.type == "Tensor") or (argument == DTYPE and op.dim is not None)
-        if not allowed and (fault := parameter_fault(argument.name)) is not None:
-            yield fault
+        name, is_tensor = argument.name, argument.type == "Tensor"
+        if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+            yield f"parameters: expected names in lower case that are no keywords, found {name!r}"
+        elif name in _ARGUMENTS and not (name == "input" and is_tensor) and (argument != DTYPE or op.dim is None):
+            yield f"parameters: {name!r} is the name of another argument, so choose another name"
     names = [item.name for item in op.arguments]
     if len({*names}) < len(names):
         yield f"arguments: expected a name for each, found {', '.join(names)}"

@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tridal.kernels.row_kernel import RowKernel
-from tridal.ops.column_sum import COLUMN_SUM
+from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.ops.op import NoKernel
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.binding import bind_kernel, scale_mask_of
@@ -28,6 +27,11 @@ from tridal.runtime.row_layout import group_strides
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK
 
 Tensor = torch.Tensor
+COLUMN_SUM = RowKernel(
+    name="column_sum", module="tridal.kernels.numerics", reads=("part",), writes=(), row_writes=("total",),
+    statistics=(Statistic("total", "sum", term="part"),), neutral_padding=True, live_tiles=1,
+)  # fmt: skip
+"""The kernel that adds the partial sums of columns, see `RowKernel.column_writes`. It reads them along dim 0."""
 
 
 @functools.lru_cache(maxsize=1024)
