@@ -18,7 +18,7 @@ from tridal import testing
 from tridal.devices import registry
 from tridal.devices.types import Backend
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.path.streams import on_stream
+from tridal.pytorch.path.function import on_stream
 from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall
 
 B, H, Q, K = 2, 3, 5, 7

@@ -17,7 +17,7 @@ import tridal
 from op_samples import Sample, each_kind, gradients, loss_of
 from tridal.devices import registry
 from tridal.ops import Op
-from tridal.pytorch.binding import dtype_name
+from tridal.pytorch.call_records import dtype_name
 from tridal.pytorch.path.call import CALLS
 from tridal.pytorch.torch import private
 from tridal.runtime.specialization import KernelCall

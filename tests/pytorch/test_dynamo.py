@@ -19,7 +19,7 @@ from tridal.devices import registry
 from tridal.pytorch.torch import private
 
 CORE = Path(tridal.__file__).parent
-LAUNCH_PATH = ("binding", "op_calls", "op_kernels", "kernel_calls", "steps", "runtime", "tridal_", "interpreter")
+LAUNCH_PATH = ("binding", "op_calls", "kernel_calls", "steps", "runtime", "tridal_", "interpreter")
 """Parts of the paths of files that make calls and launch kernels: tridal's, the backends' and Triton's."""
 
 

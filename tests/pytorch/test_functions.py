@@ -20,7 +20,6 @@ from tridal.devices import registry
 from tridal.devices.types import LaunchPlan, Problem
 from tridal.errors import NoBackendError, TridalError
 from tridal.pytorch import device_context
-from tridal.pytorch.path import support
 from tridal.testing.implementation import overridden
 
 NAMES = ["softmax", "log_softmax"]
@@ -137,7 +136,7 @@ def narrow(backend: Any) -> Iterator[Any]:
 
 
 def test_torch_computes_dtypes_that_a_backend_lacks(narrow: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    support._log_fallback.cache_clear()
+    device_context._log_fallback.cache_clear()
     with tridal.use(device="narrow"), caplog.at_level(logging.WARNING, "tridal"):
         x = torch.randn(3, 5, device=tridal.device()).half()
         for _ in range(3):
@@ -168,7 +167,7 @@ def test_torch_computes_without_a_reason_that_nothing_records(name: str, monkeyp
     """The reason takes as long as a small call."""
     x = torch.randn(3, 5)
     with tridal.use(device="auto"), monkeypatch.context() as patch:
-        patch.setattr(support, "_why_torch", None)
+        patch.setattr(device_context, "_why_torch", None)
         assert_close(getattr(tridal, name)(x), getattr(torch, name)(x, -1))
 
 

@@ -13,7 +13,7 @@ from op_samples import EACH_OP, Sample, gradients
 from torch_versions import compiled_error
 from tridal.errors import StreamError
 from tridal.pytorch.call_records import RECORDERS
-from tridal.pytorch.path import streams
+from tridal.pytorch.path import function
 
 
 @EACH_OP
@@ -38,9 +38,10 @@ def test_stream_raises_in_a_compiled_function(device: torch.device, sample: Samp
         compiled()
 
 
-def test_a_call_on_a_stream_returns_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "on_stream", lambda *arguments: contextlib.nullcontext())
-    assert streams.call_on_stream("softmax", 0, [torch.ones(1)], lambda: "result") == "result"
+def test_a_call_on_a_stream_returns_its_result(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function, "on_stream", lambda *arguments: contextlib.nullcontext())
+    x = torch.randn(3, 5, device=device)
+    assert torch.equal(tridal.softmax(x, stream=0), tridal.softmax(x))
 
 
 @EACH_OP

@@ -180,6 +180,20 @@ class Signature:
             return self.sum_dtype(named)
         return named["dtype"] if "dtype" in named else element_dtype(self.arguments, [*named.values()])
 
+    def new_results(self, arguments: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+        """Returns empty tensors with the shapes and dtypes of the results."""
+        named, main = self.named(arguments), arguments[self.main]
+        shapes = self.rows(arguments).shapes(main.shape)
+        given = zip(self.results, self.result_roles(named), self.dtypes(named), strict=True)
+        return tuple(
+            None
+            if role is None
+            else main.new_empty(shapes[role], dtype=dtype)
+            if result.new is None
+            else result.new(named)
+            for result, role, dtype in given
+        )
+
     def parameters(self, named: Mapping[str, Any], names: Sequence[str] | None = None) -> tuple[float | None, ...]:
         """Returns the values of a kernel's parameters, by default of all. A value that changes nothing becomes None."""
         neutral = {argument.name: argument.neutral for argument in self.arguments}

@@ -3,6 +3,7 @@
 An op with a public function of its own uses the names of this module, which `docs/add-an-op.md` explains.
 """
 
+from tridal.pytorch.device_context import record_torch_call
 from tridal.pytorch.path.checks import check, check_arguments, check_tensors
 from tridal.pytorch.path.dispatch import call_op, torch_computes
 from tridal.pytorch.path.function import op_function, register
@@ -10,7 +11,6 @@ from tridal.pytorch.path.op_calls import call_of_op, compute_op, reference
 from tridal.pytorch.path.row_functions import apply, row_function
 from tridal.pytorch.path.state import has_values, records_gradient
 from tridal.pytorch.path.steps import Steps
-from tridal.pytorch.path.support import record_torch_call
 from tridal.pytorch.torch.distributed import is_distributed
 from tridal.pytorch.torch.private import (
     autocast_enabled,

@@ -15,6 +15,7 @@ from tridal.kernels.op_functions import triton_functions
 from tridal.kernels.row_kernel import RowKernel, cached_by_functions
 from tridal.ops import table
 from tridal.ops.scale_mask import ScoreModification
+from tridal.pytorch.call_records import dtype_name
 from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.torch.private import SKIPS_FRAMES
 from tridal.runtime import launch
@@ -154,8 +155,3 @@ def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModificatio
         return found
     strides = (0,) * scores.dim() if mask is None else mask.expand(scores.shape).stride()
     return locate_mask(found, scores.shape, scores.stride(), strides, dim)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype, for example "float32"."""
-    return str(dtype).removeprefix("torch.")

@@ -14,7 +14,6 @@ import torch
 
 from tridal.devices import settings
 from tridal.devices.lock import LOCK
-from tridal.pytorch.binding import dtype_name
 
 VARIABLE = "TRIDAL_LOG_CALLS"
 TORCH = "torch"
@@ -99,6 +98,11 @@ def record(call: CallRecord) -> None:
         return
     for recorder in tuple(RECORDERS):
         recorder(call)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype, for example "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def record_torch(op: str, tensor: torch.Tensor, reason: str) -> None:

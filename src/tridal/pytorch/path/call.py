@@ -10,7 +10,6 @@ import torch
 from tridal.devices import registry
 from tridal.devices.settings import current
 from tridal.ops.op import Op
-from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.keys import backward_key_function, most_rows
 from tridal.pytorch.path.run_source import AddressLaunch
@@ -20,7 +19,21 @@ Tensor = torch.Tensor
 Results: TypeAlias = tuple[Tensor | None, ...]
 Key: TypeAlias = tuple[Any, ...]
 
-CALLS: BoundedCache[Key, Call] = BoundedCache(4096)
+
+class _Calls(dict[Key, "Call"]):
+    """A dict that drops all calls when it has `capacity` of them and gets another one."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+
+    def __setitem__(self, key: Key, call: Call) -> None:
+        if len(self) >= self.capacity and key not in self:
+            self.clear()
+        super().__setitem__(key, call)
+
+
+CALLS = _Calls(4096)
 """The calls by their keys, see `tridal.pytorch.path.keys`."""
 registry.on_change(CALLS.clear)
 

@@ -15,7 +15,7 @@ import torch
 from tridal.devices.settings import current
 from tridal.errors import PluginError
 from tridal.ops.op import Op
-from tridal.pytorch.device_context import device_context, is_served
+from tridal.pytorch.device_context import device_context, is_served, record_torch_call
 from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
 from tridal.pytorch.path.checks import check_arguments
 from tridal.pytorch.path.defined import call_registered, has_gradient
@@ -23,7 +23,6 @@ from tridal.pytorch.path.keys import NO_KEY, key_function, most_rows
 from tridal.pytorch.path.node import CallNode
 from tridal.pytorch.path.op_calls import make_call
 from tridal.pytorch.path.state import is_direct, records_gradient
-from tridal.pytorch.path.support import record_torch_call
 from tridal.pytorch.torch import private
 from tridal.pytorch.torch.distributed import is_distributed
 

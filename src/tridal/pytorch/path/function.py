@@ -11,23 +11,24 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.devices import registry
-from tridal.errors import PluginError
+from tridal.errors import PluginError, StreamError
 from tridal.kernels.row_kernel import forget_functions
 from tridal.ops import table
 from tridal.ops.argument_checks import wrong
 from tridal.ops.op import Op
+from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path import keys
 from tridal.pytorch.path.call import CALLS
 from tridal.pytorch.path.defined import DEFINED, check_newest
 from tridal.pytorch.path.dispatch import call_op
 from tridal.pytorch.path.registered import define
-from tridal.pytorch.path.streams import call_on_stream
 from tridal.pytorch.torch.private import skip_frames
 
 Tensor = torch.Tensor
@@ -204,6 +205,39 @@ def _enter(
         return handle_torch_function(function, tensors, *positional, **keywords)
     stream = keywords.get("stream")
     if stream is not None and isinstance(tensors[0], Tensor):
-        call_again = functools.partial(function, *positional, **{**keywords, "stream": None})
-        return call_on_stream(op.name, stream, tensors, call_again)
+        if _compiling():
+            raise StreamError(
+                f"{op.name}: stream= has no meaning in a compiled function, which runs on the current stream"
+            )
+        with on_stream(op.name, stream, device_context(tensors[0].device), *tensors):
+            return function(*positional, **{**keywords, "stream": None})
     return body(functools.partial(call_op, op, key, tensors), *positional, **keywords)
+
+
+def on_stream(
+    op: str, stream: Any, context: DeviceContext, *tensors: torch.Tensor | None
+) -> AbstractContextManager[Any]:
+    """Returns a context in which a stream is current on the context's device. All launches and the backward use it.
+
+    Raises:
+        StreamError: it is no stream of the device, or torch computes the device's tensors.
+    """
+    device = context.device
+    if context.torch_computes:
+        served = f"{device.type} tensors are served by torch and have no stream"
+        raise StreamError(wrong(op, "stream", "be None", repr(stream), served))
+    module, hint = torch.get_device_module(device.type), ""
+    expected = f"be a torch stream of {device} or a raw handle (int)"
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        if hasattr(module, "ExternalStream"):
+            stream = module.ExternalStream(stream, device=device)
+        else:
+            expected, hint = f"be a torch stream of {device}", f"{device.type} devices take no raw stream handle"
+    owner = None if isinstance(stream, torch.Tensor) else getattr(stream, "device", None)
+    if owner != device:
+        got = f"a stream of {owner}" if isinstance(owner, torch.device) else repr(stream)
+        raise StreamError(wrong(op, "stream", expected, got, hint))
+    for tensor in tensors:
+        if tensor is not None and tensor.device == device:
+            tensor.record_stream(stream)
+    return module.stream(stream)  # type: ignore[no-any-return]

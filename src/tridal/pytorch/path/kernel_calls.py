@@ -17,11 +17,10 @@ from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.ops.op import NoKernel
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.binding import bind_kernel, scale_mask_of
-from tridal.pytorch.device_context import DeviceContext
+from tridal.pytorch.device_context import DeviceContext, backend_computes, has_memory
 from tridal.pytorch.path.call import CALLS, Call, store
 from tridal.pytorch.path.checks import check_shapes
 from tridal.pytorch.path.run_source import KernelUse, make_run
-from tridal.pytorch.path.support import backend_computes, has_memory
 from tridal.runtime.launch import Launch
 from tridal.runtime.row_layout import group_strides
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK

@@ -21,7 +21,7 @@ from tridal.pytorch.path.call import Call, Results
 from tridal.pytorch.path.checks import check_arguments
 from tridal.pytorch.path.defined import DEFINED, OVERLOADS, as_tuple, has_gradient, overload
 from tridal.pytorch.path.node import CallNode
-from tridal.pytorch.path.op_calls import compute_op, fake, reference
+from tridal.pytorch.path.op_calls import compute_op, reference
 from tridal.pytorch.path.state import is_plain, records_gradient
 from tridal.pytorch.torch import private
 
@@ -119,7 +119,8 @@ def _register(registered: Registered, qualified: str) -> None:
     def fake_kernel(*arguments: Any) -> Any:
         op, signature = registered.newest()
         arguments = signature.complete(arguments)
-        return filled(fake(op, signature, arguments), arguments)
+        check_arguments(op, signature, arguments)
+        return filled(signature.new_results(arguments), arguments)
 
     def by_torch(*arguments: Any) -> Any:
         op, signature = registered.newest()

@@ -18,13 +18,12 @@ from tridal.ops.op import Op
 from tridal.ops.row_reduce import has_tangent
 from tridal.ops.scale_mask import check_scale_mask
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import device_context, has_autocast
+from tridal.pytorch.device_context import backend_computes, device_context, has_autocast, record_torch_call
 from tridal.pytorch.path.checks import check, check_arguments
 from tridal.pytorch.path.defined import call_registered, first
 from tridal.pytorch.path.dispatch import torch_computes
 from tridal.pytorch.path.function import FUNCTIONS, op_function, register
 from tridal.pytorch.path.state import is_plain
-from tridal.pytorch.path.support import backend_computes, record_torch_call
 from tridal.pytorch.torch.distributed import is_distributed
 
 Tensor = torch.Tensor

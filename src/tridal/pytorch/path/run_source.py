@@ -10,8 +10,7 @@ import torch
 from tridal.kernels.op_functions import constants_of
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.row_reduce import accumulator
-from tridal.pytorch.binding import dtype_name
-from tridal.pytorch.call_records import RECORDERS, CallRecord, record
+from tridal.pytorch.call_records import RECORDERS, CallRecord, dtype_name, record
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.torch import private
 from tridal.runtime.launch import Launch
