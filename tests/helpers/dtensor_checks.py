@@ -19,7 +19,7 @@ from op_samples import OPS, SAMPLES, Sample, as_tuple
 from several_results import ARGMAX
 
 NAMES = ("softmax", "log_softmax")
-COMPILED = ("rms_norm", "cross_entropy")  # dynamo traces the same code for ops with the same kind of tensors
+COMPILED = ("rms_norm",)  # dynamo traces the same code for all ops
 CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
 
 
@@ -76,7 +76,7 @@ def row_dim(sample: Sample) -> int:
 @check
 def every_placement_equals_torch(mesh: DeviceMesh) -> None:
     """A gradient of a number per column is a sum over rows. It is `Partial` if these are sharded."""
-    for name, sample in SAMPLES.items():
+    for name, sample in OPS.items():
         other = int(row_dim(sample) == 0)  # the third dim is like this one
         for placement in (Shard(row_dim(sample)), Shard(other), Replicate()):
             shape = (3, 5, 6) if sample.op.arguments[0].role == "element" else (4, 2, 6)  # torch flattens even shards
@@ -166,7 +166,7 @@ def values_are_cast_before_the_computation(mesh: DeviceMesh) -> None:
 
 @check
 def uneven_shards(mesh: DeviceMesh) -> None:
-    samples = [sample for sample in SAMPLES.values() if sample.op.arguments[0].role == "element"]
+    samples = [sample for sample in OPS.values() if sample.op.arguments[0].role == "element"]
     for sample, size in itertools.product(samples, {11, mesh.size() - 1, 1}):
         compare(sample, mesh, (5, size), Shard(1))
         compare(sample, mesh, (size, 5), Shard(0))
@@ -187,7 +187,8 @@ def ranks_rotate_their_shards(mesh: DeviceMesh) -> None:
     whole = [Replicate()]
     kinds = [*itertools.product(map(Shard, range(3)), whole), (Shard(3), whole[0]), (whole[0], Shard(1))]
     kinds += [(Shard(d), Shard(d)) for d in range(3)]
-    for placements, (cos, sin), plain in itertools.product(kinds, batches, (True, False)):
+    for number, placements in enumerate(kinds):
+        (cos, sin), plain = batches[number % 2], number % 3 == 0
         leaves = [x.clone().requires_grad_() for x in (query, key)]
         expected = tridal.rotary_embedding(*leaves, cos, sin)
         wanted = torch.autograd.grad([y.sin().sum() for y in expected], leaves)

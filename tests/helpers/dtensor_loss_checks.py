@@ -23,10 +23,11 @@ def _full(tensor: Any) -> torch.Tensor:
 @check
 def cross_entropy_of_sharded_logits(mesh: DeviceMesh) -> None:
     """Classes or rows are sharded, evenly and unevenly. Results and both derivatives equal torch's of whole tensors."""
-    for shape, placement in (((6, 8), Shard(1)), ((5, 7), Shard(1)), ((6, 8), Shard(0)), ((2, 7, 4), Shard(1))):
-        for probabilities in (False, True):
-            for options in ({}, {"label_smoothing": 0.1, "weight": True}, {"reduction": "sum"}, {"reduction": "none"}):
-                _compare(mesh, shape, placement, probabilities, dict(options))
+    options = ({}, {"label_smoothing": 0.1, "weight": True}, {"reduction": "sum"}, {"reduction": "none"})
+    shapes = (((6, 8), Shard(1)), ((5, 7), Shard(1)), ((6, 8), Shard(0)), ((2, 7, 4), Shard(1)))
+    for first, probabilities in ((0, False), (1, False), (2, True)):  # each shape with three of the options
+        for (shape, placement), given in zip(shapes, (*options[first:], *options[:first]), strict=True):
+            _compare(mesh, shape, placement, probabilities, dict(given))
 
 
 def _compare(

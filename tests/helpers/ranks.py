@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,9 +34,8 @@ def backends() -> list[str]:
 
 
 @contextmanager
-def process_group(rank: int, ranks: int, port: int, device_type: str) -> Iterator[DeviceMesh]:
+def process_group(rank: int, ranks: int, file: str, device_type: str) -> Iterator[DeviceMesh]:
     """A process group and its mesh. New tensors are on the device of the rank."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     device = None
     if device_type != "cpu":
@@ -45,15 +43,18 @@ def process_group(rank: int, ranks: int, port: int, device_type: str) -> Iterato
         torch.accelerator.set_device_index(rank)
         torch.set_default_device(device)
     backend = dist.get_default_backend_for_device(device_type)
-    dist.init_process_group(backend, rank=rank, world_size=ranks, timeout=timedelta(seconds=60), device_id=device)
+    dist.init_process_group(
+        backend, init_method=f"file://{file}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60),
+        device_id=device,
+    )  # fmt: skip
     yield init_device_mesh(device_type, (ranks,))
     dist.destroy_process_group()
 
 
 def _main(
-    rank: int, ranks: int, port: int, device_type: str, backend: str, checks: dict[str, Check], failures: Any
+    rank: int, ranks: int, file: str, device_type: str, backend: str, checks: dict[str, Check], failures: Any
 ) -> None:
-    with process_group(rank, ranks, port, device_type) as mesh, tridal.use(device=backend):
+    with process_group(rank, ranks, file, device_type) as mesh, tridal.use(device=backend):
         for name, check in checks.items():
             torch.manual_seed(0)
             try:
@@ -69,13 +70,13 @@ def failures_of(checks: dict[str, Check], ranks: int, backend: str) -> dict[tupl
     A `backend` for an accelerator gets one of them for each rank. Others, and "auto", compute on the CPU.
     """
     device_type = "cpu" if backend == "auto" else registry.available(backend).device_type
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     modules = [__name__, "torch._dynamo", *{check.__module__ for check in checks.values()}]
     multiprocessing.set_forkserver_preload(modules)  # imports are slow; ranks inherit them
-    with multiprocessing.get_context("forkserver").Manager() as manager:  # a fork of this process can lack memory
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        multiprocessing.get_context("forkserver").Manager() as manager,  # a fork of this process can lack memory
+    ):
         failures = manager.dict()
-        arguments = (ranks, port, device_type, backend, checks, failures)
+        arguments = (ranks, f"{folder}/group", device_type, backend, checks, failures)
         multiprocessing.start_processes(_main, arguments, nprocs=ranks, start_method="forkserver")
         return dict(failures)

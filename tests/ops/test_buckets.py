@@ -134,7 +134,7 @@ CONFIGS = (
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from(OPS), st.sampled_from(CONFIGS), st.sampled_from([781, 1000, 1024]), st.booleans(),
     st.integers(1, 500), st.integers(2, 5000), st.data(),
@@ -213,13 +213,13 @@ def test_one_launch_computes_all_rows_of_its_bucket(config: KernelConfig, progra
         pytest.skip("needs the interpreter")
     sums = config.persistent and not config.peel
     cols, kernel = 77, row_tensors.LAYER_NORM_BACKWARD if sums else row_tensors.LAYER_NORM
-    layout = row_layout((260, cols), (cols, 1), 1)
+    layout = row_layout((66, cols), (cols, 1), 1)
     assert layout is not None
     call = KernelCall(kernel, layout, dtypes(kernel), (), (EPS,) * len(kernel.parameters))
     backend: Any = Planning(config, programs)
     prepared = launch.prepare(call, backend, INTERPRETER.properties(0), OPTIONS)
-    assert prepared.row_range == (257, 272)
-    for rows in (257, 260, 272):
+    assert prepared.row_range == (65, 68)
+    for rows in (65, 68):
         tensors = make(kernel, (rows, cols), 1, 0, torch.device("cpu"))
         written = [torch.full((rows, cols), math.nan) for _ in kernel.writes]
         written += [torch.full((rows, 1), math.nan) for _ in kernel.row_writes]

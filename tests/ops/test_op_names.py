@@ -1,4 +1,4 @@
-"""Names in a declaration that functions, schedules or torch use for something else: each is refused."""
+"""Names in a declaration that Python, functions, schedules or torch use for something else: each is refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import tridal
+from third_party_op import UNIT_NORM
 from tridal.errors import PluginError
 from tridal.ops import Op, RowKernel, Statistic, index_per_row, number, per_column, per_element
-from tridal.pytorch import op_function
+from tridal.pytorch import op_function, register
 
 pytest.importorskip("triton")
 from several_results import BY_SUM, MINUS_PICKED, WEIGH
@@ -121,3 +122,57 @@ def test_a_function_may_have_parameters_with_any_names_but_those_of_what_it_call
         assert found == [(1.0, 0.5), (2.0, 0.5)], "the body runs once for each key"
     with pytest.raises(PluginError, match="parameters: functions have a variable 'autocast': choose another name"):
         op_function(op)(lambda call, input, autocast: call(input, -1, input.dtype))
+
+
+def named(name: str) -> Op:
+    """Returns the op with another name."""
+    forward, backward = UNIT_NORM.forward, UNIT_NORM.backward
+    return replace(
+        UNIT_NORM, name=name, kernels=(replace(forward, name=name), replace(backward, name=f"{name}_backward"))
+    )
+
+
+def with_parameter(name: str, default: Any = 1.0) -> Op:
+    """Returns the op with another parameter."""
+    forward, backward = UNIT_NORM.forward, UNIT_NORM.backward
+    kernels = (replace(forward, parameters=(name,)), replace(backward, parameters=(name,)))
+    arguments = (per_element("input"), number(name, default, type="float"))
+    maths: Any = {"reference": lambda x, reduce, **numbers: x, "gradient": lambda dy, x, reduce, **numbers: dy}
+    return replace(UNIT_NORM, arguments=arguments, kernels=kernels, **maths)
+
+
+@pytest.mark.parametrize("name", ["lambda", "class"])
+def test_keyword_of_python_is_no_name_of_an_op(name: str) -> None:
+    message = f"^op {name!r} cannot be used: name: {name!r} is a keyword of Python, so torch.ops cannot have an op"
+    with pytest.raises(PluginError, match=message):
+        register(named(name))
+
+
+def test_attribute_of_torch_ops_is_no_name_of_an_op() -> None:
+    with pytest.raises(PluginError, match=r"^op 'name' cannot be used: torch.ops.tridal.name already exists$"):
+        register(named("name"))
+
+
+@pytest.mark.parametrize("name", ["Upper", "9", ""])
+def test_name_of_other_characters_is_refused(name: str) -> None:
+    with pytest.raises(PluginError, match="name: expected lower-case letters, digits and underscores, found"):
+        register(named(name))
+
+
+@pytest.mark.parametrize("name", ["lambda", "EPS"])
+def test_parameter_needs_a_name_in_lower_case(name: str) -> None:
+    message = f"parameters: expected names in lower case that are no keywords, found {name!r}"
+    assert with_parameter(name).fault() == message
+
+
+@pytest.mark.parametrize("name", ["input", "dtype"])
+def test_parameter_with_the_name_of_another_argument_is_refused(name: str) -> None:
+    message = f"parameters: {name!r} is the name of another argument, so choose another name"
+    assert with_parameter(name).fault() == message
+
+
+@pytest.mark.parametrize("default", ["3", True, None])
+def test_default_of_a_parameter_is_a_number(default: Any) -> None:
+    message = f"parameters: expected a number as the default of 'cap', found {default!r}"
+    assert with_parameter("cap", default).fault() == message
+    assert with_parameter("cap", 3).fault() is None

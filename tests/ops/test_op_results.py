@@ -18,7 +18,6 @@ from conformance_helpers import INTERPRETER, registered
 from tridal import testing
 from tridal.devices.types import KernelConfig, LaunchPlan
 from tridal.errors import PluginError
-from tridal.ops import Result
 from tridal.ops.planning import tensor_dtypes
 from tridal.runtime import compiler
 from tridal.testing.implementation import implementation
@@ -108,12 +107,6 @@ def test_an_op_without_a_gradients_kernel_takes_it_from_the_reference(divides: b
     assert not hasattr(torch.ops.tridal, "by_sum_backward")
 
 
-@pytest.mark.parametrize("value", [1, 1.0, "yes", None, torch.tensor(True)], ids=str)
-def test_a_choice_of_another_type_is_an_error(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^by_sum: divides must be of the type bool, got "):
-        by_sum(torch.ones(2, 3), divides=value)
-
-
 @pytest.mark.parametrize("compiles", [False, True])
 def test_a_result_without_a_gradient_is_computed_by_a_kernel(compiles: bool) -> None:
     torch._dynamo.reset()
@@ -140,14 +133,6 @@ def test_a_term_may_use_the_column_and_a_result_may_be_int64(plan: str) -> None:
             assert torch.equal(found, torch.from_numpy(x.numpy().argmax(dim)))
 
 
-def test_torch_computes_indices_and_compiles_them() -> None:
-    x = torch.randn(4, 9, requires_grad=True)
-    compiled = torch.compile(row_argmax, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x, 0), x.argmax(0))
-    with tridal.use(device="auto", fallback="torch"):
-        assert torch.equal(row_argmax(x), x.argmax(-1))
-
-
 def test_kernels_with_the_column_in_a_term_compile() -> None:
     assert compiler.can_compile(SM_90)
     names = tensor_dtypes(ARGMAX.forward, "float32")
@@ -166,12 +151,6 @@ def test_an_op_that_picks_an_element_does_not_compute_in_the_memory_of_a_copy() 
     index = torch.randint(12, x.shape[:-1])
     with registered(backend), tridal.use(device="divided"):
         assert_close(tridal.row_function(MINUS_PICKED)(x, index), x - x.gather(-1, index[..., None]))
-
-
-def test_a_result_of_its_own_shape_has_the_dtype_of_the_tensor_that_is_made_for_it() -> None:
-    whole = Result("counts", "whole", new=lambda named: named["input"].new_empty(3, dtype=torch.int16))
-    signature = replace(ARGMAX, results=(whole,)).signature
-    assert signature.dtypes(signature.named((torch.zeros(4, 6), -1, torch.float32))) == (torch.int16,)
 
 
 def test_a_constant_that_no_kernel_declares_is_an_error() -> None:

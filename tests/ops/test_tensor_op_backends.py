@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,8 +15,6 @@ from backend_helpers import BUNDLED
 from op_samples import THIRD_PARTY, Sample, as_tuple
 from tridal.devices.types import Backend
 
-ROOT = Path(__file__).parents[2]
-FILE = Path(__file__).relative_to(ROOT)
 ROW = "CI_BACKEND"
 """The variable with the backend of a row of CI."""
 
@@ -50,61 +45,10 @@ def test_the_backend_of_a_row_of_ci_is_under_test(request: pytest.FixtureRequest
     assert name is None or name in [backend.name for backend in backends(request.config)]
 
 
-# -- ci.yml
-
-
-def jobs() -> list[dict[str, Any]]:
-    """Returns the jobs that have a row per backend: without and with a device."""
-    found = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
-    return [found[name] for name in ("test", "gpu")]
-
-
-def rows() -> Iterator[dict[str, Any]]:
-    """Yields the rows of the jobs. A row of `include` adds one, because it changes a value."""
-    for job in jobs():
-        matrix = job["strategy"]["matrix"]
-        yield from ({"backend": backend, "run": run} for backend in matrix.get("backend", ()) for run in matrix["run"])
-        yield from matrix["include"]
-
-
-def commands(run: str) -> Iterator[str]:
-    """Yields the command lines with pytest that a command runs: those of the targets of make, or of a script."""
-    if run.startswith(".ci/run "):
-        job = re.search(rf"^ +{run.split()[1]}\) (.*) ;;", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-        yield from commands(job[1]) if job else ()
-    elif run.startswith("make "):
-        text = "".join((ROOT / name).read_text() for name in ("Makefile", "npu.mk"))
-        for target in run.split()[1:]:
-            recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)
-            for line in recipe[1].splitlines() if recipe else ():
-                yield from commands(line.strip())
-    elif run.startswith("scripts/"):
-        yield from re.findall(r"^.*-m pytest .*$", (ROOT / run.split()[0]).read_text(), re.MULTILINE)
-    elif "-m pytest " in run:
-        yield run
-
-
-def runs_this_file(command: str) -> bool:
-    """Whether a command line runs this file, by its name or because it names no file."""
-    return str(FILE) in command or "tests/" not in command
-
-
-def test_rows_of_ci_are_the_backends_with_an_entry_point() -> None:
-    assert {row["backend"] for row in rows()} == BUNDLED
-
-
-@pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row['backend']}: {row['run']}")
-def test_each_row_of_ci_runs_the_ops_of_several_tensors(row: dict[str, Any]) -> None:
-    assert any(map(runs_this_file, commands(row["run"])))
-
-
-@pytest.mark.parametrize(
-    ("run", "expected"),
-    [("make demo lint", False), ("make test-rocm", False), (".ci/run quick", False), (".ci/run npu", True)],
-)
-def test_commands_of_a_row_are_found(run: str, expected: bool) -> None:
-    assert any(map(runs_this_file, commands(run))) is expected
-
-
-def test_every_row_names_its_backend_in_the_environment() -> None:
-    assert {job["env"][ROW] for job in jobs()} == {"${{ matrix.backend }}"}
+def test_each_bundled_backend_has_a_row_of_ci_that_names_it() -> None:
+    jobs = yaml.safe_load((Path(__file__).parents[2] / ".github/workflows/ci.yml").read_text())["jobs"]
+    rows = [jobs[name] for name in ("test", "gpu")]
+    assert {job["env"][ROW] for job in rows} == {"${{ matrix.backend }}"}
+    matrices = [job["strategy"]["matrix"] for job in rows]
+    named = {name for matrix in matrices for name in matrix.get("backend", ())}
+    assert named | {row["backend"] for matrix in matrices for row in matrix["include"]} == BUNDLED

@@ -26,22 +26,6 @@ def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install_wheel(SKIPNORM, folder, "tridal_skipnorm-1.0.0")
 
 
-@pytest.mark.parametrize(
-    ("files", "largest"),
-    [
-        ("tridal_l2norm/*.py", 62),
-        ("tridal_skipnorm/skip_norm*.py", 100),
-        ("tridal_skipnorm/logsumexp*.py", 60),
-        ("tridal_skipnorm/mean_energy*.py", 70),
-    ],
-)
-def test_the_packages_are_small(files: str, largest: int) -> None:
-    """Lines of code, without blank lines, comments and docstrings of one line."""
-    found = [file for package in (L2NORM, SKIPNORM) for file in package.glob(files)]
-    lines = [line.strip() for file in found for line in file.read_text().splitlines()]
-    assert 20 < len([line for line in lines if line and not line.startswith(("#", '"""'))]) <= largest
-
-
 CALLS = """
     import torch, tridal
     from tridal.ops import table
@@ -123,27 +107,9 @@ COMMAND = """
 """
 
 
-@pytest.mark.parametrize(("op", "arch"), [("skip_norm_backward", "sm_90"), ("logsumexp", "ascend910b")])
-def test_the_command_plan_knows_the_kernels(site_folder: Path, op: str, arch: str) -> None:
-    arguments = ("plan", "4096", "12672", "--op", op, "--arch", arch)
-    assert op in run_python(COMMAND.format(arguments=arguments), site_folder)
-
-
-BENCH = pytest.mark.nightly("test_op_benchmark.py::test_tensors_traffic_and_implementations_follow_from_the_roles")
-
-
-@pytest.mark.parametrize(
-    ("op", "traffic"),
-    [
-        ("skip_norm", {"forward": 4, "backward": 4}),
-        pytest.param("logsumexp", {"forward": 1, "backward": 2}, marks=BENCH),
-        pytest.param("mean_energy", {"forward": 1, "backward": 2}, marks=BENCH),
-    ],
-)
-def test_the_command_bench_measures_both_directions(
-    site_folder: Path, tmp_path: Path, op: str, traffic: dict[str, int]
-) -> None:
-    """The sum of skip_norm is a second result, and its gradient is read. logsumexp writes numbers per row only."""
+def test_the_command_bench_measures_both_directions(site_folder: Path, tmp_path: Path) -> None:
+    """The sum of skip_norm is a second result, and its gradient is read."""
+    op, traffic = "skip_norm", {"forward": 4, "backward": 4}
     size = ("--rows", "4", "--cols", "13", "--dtype", "bfloat16")
     arguments = ("bench", "--op", op, *size, "--device", "interpreter", "--json", "--output", str(tmp_path))
     document = json.loads(run_python(COMMAND.format(arguments=arguments), site_folder))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,13 +19,7 @@ from op_samples import EACH, EACH_OP, SAMPLES, Sample, as_one, as_tuple, each_ki
 from tridal.devices import settings
 from tridal.runtime import launch
 
-Fn = Callable[..., torch.Tensor]
 EACH_KIND = each_kind("test_gradcheck with this op, and this test with an op that is declared in the same way")
-
-
-@pytest.fixture(params=["softmax", "log_softmax"])
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def leaf(device: torch.device, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -49,26 +42,6 @@ def test_gradcheck(device: torch.device, sample: Sample) -> None:
     options = {"fast_mode": True, "check_batched_grad": True, "atol": 1e-5}
     assert gradcheck(function, (*leaves.values(),), check_forward_ad=True, check_batched_forward_grad=True, **options)
     assert gradgradcheck(function, (*leaves.values(),), check_fwd_over_rev=True, check_rev_over_rev=True, **options)
-
-
-@EACH_KIND
-def test_gradcheck_with_a_transposed_input_of_three_dims(device: torch.device, sample: Sample) -> None:
-    x = leaf(device, 2, 3, 2)
-    assert gradcheck(lambda z: sample.ours(z.transpose(0, 1)), (x,), check_forward_ad=True, fast_mode=True, atol=1e-5)
-
-
-@EACH_KIND
-@pytest.mark.parametrize("order", [2, 3])
-def test_higher_order_gradients_equal_torch(device: torch.device, sample: Sample, order: int) -> None:
-    def derivatives(function: Fn, x: torch.Tensor) -> list[torch.Tensor]:
-        y = function(x).square().sum()
-        for _ in range(order - 1):
-            (g,) = torch.autograd.grad(y, x, create_graph=True)
-            y = g.sin().sum()
-        return [g, *(torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in (y, g.sum()))]
-
-    x = leaf(device, 3, 5)
-    assert_close(derivatives(sample.ours, x), derivatives(sample.theirs, x))
 
 
 @EACH
@@ -97,20 +70,6 @@ def test_output_gradients_with_any_strides(device: torch.device, sample: Sample,
         "negative view": lambda: torch._neg_view(plain),
     }[stride]()
     assert_close(torch.autograd.grad(ours, x, grad), torch.autograd.grad(theirs, x, grad))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("cast", [None, torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_gradients_have_the_dtype_of_the_input(
-    device: torch.device, name: str, dtype: torch.dtype, cast: torch.dtype | None
-) -> None:
-    x = leaf(device, 4, 6, dtype=dtype)
-    y = getattr(tridal, name)(x, -1, cast)
-    grad = torch.randn(4, 6, device=device).to(y.dtype)
-    (dx,) = torch.autograd.grad(y, x, grad)
-    assert dx.dtype == dtype
-    (expected,) = torch.autograd.grad(getattr(torch, name)(x, -1, cast), x, grad)
-    assert_close(dx.double(), expected.double(), rtol=2e-2, atol=2e-2)
 
 
 @EACH_KIND
@@ -167,28 +126,10 @@ def test_the_backward_reads_what_saved_tensor_hooks_return(device: torch.device,
 
 
 @EACH_KIND
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint(device: torch.device, sample: Sample, reentrant: bool) -> None:
+def test_checkpoint(device: torch.device, sample: Sample) -> None:
     x = leaf(device, 3, 5)
-    checkpoint(lambda z: sample.ours(z).sin(), x, use_reentrant=reentrant).sum().backward()
+    checkpoint(lambda z: sample.ours(z).sin(), x, use_reentrant=False).sum().backward()
     assert_close(x.grad, expected_gradient(sample, x))
-
-
-@EACH_KIND
-@pytest.mark.filterwarnings("ignore:Error detected in")
-def test_anomaly_mode(device: torch.device, sample: Sample) -> None:
-    with torch.autograd.detect_anomaly(check_nan=True):
-        sample.ours(leaf(device, 3, 5)).sum().backward()
-        y = sample.ours(torch.full((2, 3), torch.nan, device=device, requires_grad=True))
-        with pytest.raises(RuntimeError, match="returned nan values"):
-            y.sum().backward()
-
-
-def test_inplace_change_of_the_output_raises_in_backward(device: torch.device, name: str) -> None:
-    y = getattr(tridal, name)(leaf(device, 3, 5))
-    y.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
 
 
 SAVES_NO_RESULT = (
@@ -243,21 +184,6 @@ def test_no_grad_and_inference_mode(device: torch.device, sample: Sample) -> Non
     for result in (y, sample.ours(made), sample.ours(x.detach())):  # an inference tensor outside inference mode
         assert_close(result, expected)
         assert not result.requires_grad
-
-
-@EACH_KIND
-def test_hooks_and_gradient_accumulation(device: torch.device, sample: Sample) -> None:
-    x = leaf(device, 3, 5)
-    seen = []
-    y = sample.ours(x)
-    y.register_hook(lambda g: g * 2)
-    x.register_hook(lambda g: seen.append(g))
-    y.sin().sum().backward()
-    assert seen
-    assert_close(x.grad, 2 * expected_gradient(sample, x))
-    before = x.grad.clone()
-    sample.ours(x).sin().sum().backward()
-    assert_close(x.grad, 1.5 * before)
 
 
 @EACH_KIND

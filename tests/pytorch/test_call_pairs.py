@@ -31,7 +31,7 @@ def interpreted() -> Iterator[None]:
 @pytest.mark.parametrize("name", TRAITS)
 def test_a_call_that_differs_in_one_trait_computes_its_own_result(sample: Sample, name: str) -> None:
     columns = 17 + 2 * [*TRAITS].index(name)  # no other test has made a call of this width
-    for trait in (PLAIN, TRAITS[name], PLAIN, TRAITS[name]):
+    for trait in (PLAIN, TRAITS[name], PLAIN):
         check_call(sample, trait, tensors_of(sample, trait, columns))
 
 
@@ -59,8 +59,8 @@ def _pairs() -> Iterator[Any]:
 def test_one_tensor_for_two_arguments_is_another_call(sample: Sample, first: str, second: str, grad: bool) -> None:
     trait = Trait(grad=lambda index: grad)
     same, both, reverse = (first, first), (first, second), (second, first)
-    for columns, order in enumerate(itertools.permutations((same, both, reverse)), 200):  # a new width for each order
-        for a, b in (*order, *order):
+    for columns, order in enumerate(((same, both, reverse), (both, same, reverse)), 200):  # a new width for each order
+        for a, b in (*order, order[0]):
             tensors = tensors_of(sample, trait, columns)
             check_call(sample, trait, tensors | {first: tensors[a], second: tensors[b]})
 

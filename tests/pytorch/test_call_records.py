@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import tridal
 from processes import python
@@ -39,17 +38,6 @@ def test_record_describes_the_call(backend: Backend, device: torch.device) -> No
     assert str(call) == f"softmax of [3, 5] float16 on {where} by {backend.name}: {call.schedule}"
 
 
-def test_every_repetition_is_recorded_and_none_outside_of_the_block(backend: Backend, device: torch.device) -> None:
-    x = torch.randn(3, 5, device=device)
-    for _ in range(4):
-        tridal.softmax(x)
-    with tridal.record_calls() as calls:
-        for _ in range(5):
-            tridal.softmax(x)
-    tridal.softmax(x)
-    assert ops(calls, backend.name) == ["softmax"] * 5
-
-
 PATHS: dict[str, tuple[Callable[[torch.Tensor], object], list[str]]] = {
     "backward": (
         lambda x: tridal.log_softmax(x).sin().sum().backward(), ["log_softmax", "log_softmax_backward"],
@@ -77,13 +65,6 @@ def test_kernels_are_recorded_on_every_path(
     with tridal.record_calls() as calls:
         function(x)
     assert ops(calls, backend.name) == expected
-
-
-def test_override_is_recorded(backend: Backend, device: torch.device) -> None:
-    x, target = torch.randn(3, 5, device=device, requires_grad=True), torch.arange(3, device=device)
-    with tridal.override_torch(), tridal.record_calls() as calls:
-        F.cross_entropy(x, target).backward()
-    assert ops(calls, backend.name) == ["log_softmax", "log_softmax_backward"]
 
 
 def test_calls_of_other_threads_are_recorded(backend: Backend, device: torch.device) -> None:
@@ -124,15 +105,6 @@ def test_calls_that_torch_computes_are_recorded_with_the_reason(
     assert ops(calls, "torch") != []
     assert {call.schedule for call in calls} == {None}
     assert any(reason in str(call.reason) for call in calls), calls
-
-
-def test_device_without_a_backend_is_recorded() -> None:
-    x = torch.randn(3, 5, requires_grad=True)
-    with tridal.use(device="cpu"), tridal.record_calls() as calls:
-        tridal.softmax(x)
-        tridal.softmax(x, scale=2.0)
-    assert ops(calls, "torch") == ["softmax", "softmax"]
-    assert {call.reason for call in calls} == {"no available backend serves cpu tensors"}
 
 
 def test_dtype_without_a_kernel_is_the_reason(

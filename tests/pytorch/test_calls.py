@@ -183,19 +183,6 @@ def test_repeated_calls_return_the_results_of_the_first(
             assert (found.requires_grad, found.stride()) == (expected.requires_grad, expected.stride())
 
 
-def test_other_settings_backends_and_records_apply_to_the_next_call() -> None:
-    tensors = make(grad=False)
-    rms(tensors)
-    with tridal.record_calls() as records:
-        rms(tensors)
-        with tridal.use(device="cpu"):
-            rms(tensors)
-        rms(tensors)
-    assert [call.backend for call in records] == ["interpreter", "torch", "interpreter"]
-    registry.invalidate()
-    assert not CALLS, "another backend may serve the tensors after a change of the registry"
-
-
 @each_kind("this test with an op that is declared in the same way, and test_autograd.py::test_gradcheck")
 def test_repeated_calls_have_derivatives_of_higher_order_and_keep_no_tensors_alive(sample: Sample) -> None:
     gc.freeze()  # gc.collect() then searches the objects of this test

@@ -71,8 +71,9 @@ def assert_clean() -> None:
         assert_close(tridal.softmax(x), torch.softmax(x, -1))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, ValueError])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("error", "direction"), [(KeyboardInterrupt, "forward"), (SystemExit, "backward"), (ValueError, "backward")]
+)
 def test_after_an_exception_inside_a_kernel_everything_is_restored(
     error: type[BaseException], direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,9 +155,9 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("name", ["softmax", "rms_norm", "cross_entropy"])
+@pytest.mark.parametrize("name", ["softmax", "cross_entropy"])
 def test_hundreds_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CALLS, "capacity", 120)
+    monkeypatch.setattr(CALLS, "capacity", 60)
     largest = 0
     with tridal.use(device="interpreter"):
         for _ in range(3):
@@ -164,26 +165,25 @@ def test_hundreds_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monke
         registry.invalidate()
         gc.collect()
         before = len(gc.get_objects())
-        for number in range(1, 321):
+        for number in range(1, 161):
             for x in torch.ones(2, 1 + number % 7, 1 + number // 7):
                 FUNCTIONS[name](x.requires_grad_()).sum().backward()
             largest = max(largest, len(CALLS))
-    assert 100 < largest <= 120
+    assert 50 < largest <= 60
     filled = len(gc.get_objects())
     registry.invalidate()
     assert not CALLS
     gc.collect()
-    assert filled - 500 > len(gc.get_objects()), "the caches held objects, and were cleared"
+    assert filled - 250 > len(gc.get_objects()), "the caches held objects, and were cleared"
     assert len(gc.get_objects()) < before + 200, "no call keeps an object"
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(("name", "batch_invariant"), [*((name, False) for name in FUNCTIONS), ("softmax", True)])
 def test_unregistered_backends_are_released(name: str, batch_invariant: bool) -> None:
     x = torch.ones(3, 5, requires_grad=True)
     references = []
-    for number in range(20):
+    for number in range(5):
         with registered(Wrapped(f"temporary{number}")) as backend:
             references.append(weakref.ref(backend))
             with tridal.use(device=backend.name, batch_invariant=batch_invariant):
@@ -264,7 +264,10 @@ class Rows(Dataset[Any]):
             return tridal.softmax(x), torch.softmax(x, -1)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+SPAWN = pytest.mark.nightly("the worker that is forked; a spawned one imports tridal as any process does")
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=SPAWN)])
 def test_workers_of_a_data_loader_compute_while_the_parent_does(method: str) -> None:
     if method == "fork" and not hasattr(os, "fork"):
         pytest.skip("this system cannot fork")

@@ -27,7 +27,7 @@ from feature_axes import (
     plain,
 )
 from feature_derivatives import DERIVATIVES
-from pairwise import Row, all_pairs, covering_rows, pairs_of
+from pairwise import Row, covering_rows
 from refused_features import (
     DISTRIBUTED,
     LEAKS_IN_TORCH,
@@ -38,7 +38,6 @@ from refused_features import (
     UNSTABLE_IN_TORCH,
     WRONG_IN_TORCH,
 )
-from tridal.errors import LayoutError
 from tridal.ops import table
 
 AXES: dict[str, list[str]] = {
@@ -213,36 +212,3 @@ def test_streams_and_graphs_compute_the_result_of_torch(device: torch.device, co
     if device.type == "cpu":
         pytest.skip("needs an accelerator")
     assert not failures_of(check, rows_with("context", context), device)
-
-
-def row_with(values: list[str]) -> Row:
-    """Returns the row of defaults with these values."""
-    axes = AXES | {"call": [*CALLS, *MODES]}
-    return {name: next((value for value in axis if value in values), axis[0]) for name, axis in axes.items()}
-
-
-@pytest.mark.usefixtures("mesh")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("values", sorted(map(sorted, REFUSED)), ids=", ".join)
-def test_what_torch_refuses_is_refused(request: pytest.FixtureRequest, device: torch.device, values: list[str]) -> None:
-    if {*MODES, *SLOW_CALLS} & {*values} and not request.config.getoption("--matrix"):
-        pytest.skip("needs --matrix")
-    row = row_with(values)
-    theirs, mine = error_of(row, device, by_torch), error_of(row, device, ours)
-    if theirs is None and not refusals_are_known(device):
-        pytest.skip("this version of torch computes it")
-    assert same_kind(theirs, mine), (theirs, mine)
-
-
-@pytest.mark.parametrize("values", sorted(map(sorted, LIMITS)), ids=", ".join)
-def test_limits_raise_an_error_with_a_proposal(device: torch.device, values: list[str]) -> None:
-    with pytest.raises(LayoutError, match=r"use input\.to_padded_tensor"):
-        compute(row_with(values), device)
-
-
-def test_every_allowed_pair_is_in_a_row() -> None:
-    covered = set().union(*map(pairs_of, ROWS))
-    assert covered >= set(all_pairs(AXES, allowed))
-    items = {value for values in AXES.values() for value in values}
-    assert all(values <= items | {*MODES} for values in REFUSED | LIMITS), "a refused pair has an unknown value"
-    assert sum(map(len, AXES.values())) == len(items), "two axes have a value of the same name"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch.func import grad, hessian, jacfwd, jvp, vmap
+from torch.func import grad, hessian, jvp, vmap
 from torch.testing import assert_close
 
 import tridal
 from op_samples import KINDS, OPS, SAMPLES, Sample, gradients
-from torch_versions import aot_inductor, compiled_error
+from torch_versions import aot_inductor
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 COMPILED = OPS | {name: SAMPLES[name] for name in ("softmax, scaled and masked", "cross_entropy of probabilities")}
@@ -34,11 +34,6 @@ def _reset_compiler() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-@pytest.fixture(params=["softmax", "log_softmax"])
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def tensors_of(
@@ -60,7 +55,7 @@ class GraphRecorder:
         return graph.forward
 
 
-FEW = ("softmax, scaled and masked", "rms_norm", "cross_entropy")  # a tensor per element, per column and per row
+FEW = ("softmax, scaled and masked", "cross_entropy")  # a tensor per column and per row
 AOT = "the same sample with aot_eager, and inductor with the samples in FEW"
 
 
@@ -74,7 +69,7 @@ AOT = "the same sample with aot_eager, and inductor with the samples in FEW"
             marks=() if name in FEW or how[0] == "aot_eager" else pytest.mark.nightly(AOT),
         )
         for name, sample in COMPILED.items()
-        for how in (("eager", None), ("aot_eager", True), ("inductor", None))
+        for how in (("aot_eager", True), ("inductor", None))
     ],
 )
 def test_compiled_forward_and_backward_equal_torch(
@@ -94,16 +89,6 @@ def test_compiled_forward_and_backward_equal_torch(
 
 
 @EACH
-def test_one_graph_with_one_op_for_all_row_counts(device: torch.device, sample: Sample) -> None:
-    recorder = GraphRecorder()
-    compiled = torch.compile(lambda tensors: sample.function(**tensors), fullgraph=True, dynamic=True, backend=recorder)
-    for rows in (6, 9, 2, 100):
-        tensors = {name: t.detach() for name, t in tensors_of(sample, rows, device).items()}
-        assert_close(compiled(tensors), sample.expected(**tensors))
-    assert recorder.graphs == [[f"tridal.{sample.op.name}.default"]]
-
-
-@EACH
 def test_gradient_is_one_op(device: torch.device, sample: Sample) -> None:
     forward, backward = GraphRecorder(), GraphRecorder()
     backend = aot_autograd(fw_compiler=forward, bw_compiler=backward)
@@ -112,15 +97,6 @@ def test_gradient_is_one_op(device: torch.device, sample: Sample) -> None:
     assert_close(gradients(lambda **_: compiled(tensors), tensors), gradients(sample.expected, tensors))
     assert forward.graphs == [[f"tridal.{sample.op.name}.default"]]
     assert backward.graphs == [[f"tridal.{sample.op.name}_backward.default"]]
-
-
-def test_automatic_dynamic_shapes_recompile_once(device: torch.device, name: str) -> None:
-    recorder = GraphRecorder()
-    compiled = torch.compile(lambda x: getattr(tridal, name)(x), fullgraph=True, backend=recorder)
-    for rows in (6, 9, 2, 64, 1000):
-        compiled(torch.randn(rows, 5, device=device))
-    # The first graph is dynamic already if another test in this process made dynamo assume dynamic shapes.
-    assert 1 <= len(recorder.graphs) <= 2
 
 
 @EACH
@@ -140,15 +116,6 @@ def test_devices_without_a_backend_compile_the_reference_if_torch_has_no_functio
         compiled = torch.compile(tridal.rms_norm, fullgraph=True, backend="aot_eager")
         for options in ({"casting": "llama"}, {"casting": "gemma", "weight_offset": 1.0, "residual": x}):
             assert_close(compiled(x, (6,), weight, **options), tridal.rms_norm(x, (6,), weight, **options))
-
-
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-def test_a_compiled_norm_with_dynamic_shapes_names_a_wrong_shape(device: torch.device, name: str) -> None:
-    compiled = torch.compile(
-        lambda x: getattr(tridal, name)(x, (x.shape[0] + 1,)), fullgraph=True, dynamic=True, backend="eager"
-    )
-    with pytest.raises(Exception, match=compiled_error("normalized_shape must '?be the last sizes")):
-        compiled(torch.randn(3, 7, device=device))
 
 
 def test_compiled_op_selects_the_backend_at_each_call(backend: Any, device: torch.device) -> None:
@@ -177,16 +144,14 @@ def test_compiled_autocast_gives_the_dtype_of_torch(device: torch.device) -> Non
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "vmap": vmap,
     "grad": lambda f: grad(lambda z: f(z).square().sum()),
-    "vmap of grad": lambda f: vmap(grad(lambda z: f(z).square().sum())),
     "jvp": lambda f: lambda z: jvp(f, (z,), (z.flip(0),))[1],
-    "jacfwd": jacfwd,
     "hessian": lambda f: hessian(lambda z: f(z).square().sum()),
 }
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_compiled_transforms_equal_torch(device: torch.device, name: str, transform: Callable[[Any], Any]) -> None:
-    x = torch.randn(3, 5, device=device)
+def test_compiled_transforms_equal_torch(device: torch.device, transform: Callable[[Any], Any]) -> None:
+    x, name = torch.randn(3, 5, device=device), "log_softmax"
     ours = torch.compile(transform(lambda z: getattr(tridal, name)(z, -1)), fullgraph=True, backend="aot_eager")(x)
     assert_close(ours, transform(lambda z: getattr(torch, name)(z, -1))(x))
 
@@ -199,30 +164,11 @@ def test_compiled_double_backward_raises_the_error_of_torch(device: torch.device
         torch.autograd.grad(compiled(x), x, create_graph=True)[0].sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((2, None), "dim|Dimension"),
-        ((-1, torch.int64), "dtype|not implemented|floating"),
-        ((-1, None, torch.ones(3)), "must have a shape that can be broadcast"),
-    ],
-    ids=["dim", "dtype", "mask"],
-)
-def test_compiled_invalid_arguments_raise(device: torch.device, arguments: tuple[Any, ...], message: str) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        dim, dtype, *masks = arguments
-        return tridal.softmax(x, dim, dtype, mask=masks[0] if masks else None)
-
-    compiled = torch.compile(function, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=message if len(arguments) < 3 else compiled_error(message)):
-        compiled(torch.randn(3, 5, device=device))
-
-
 def attention(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return tridal.softmax(x * 2, scale=0.5, mask=mask, causal=True, masked_rows="zero")
 
 
-@pytest.mark.parametrize("kind", ["boolean", "added", "with a gradient"])
+@pytest.mark.parametrize("kind", ["boolean", "with a gradient"])
 def test_compiled_masks_equal_eager(device: torch.device, kind: str) -> None:
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     for batch in (6, 9):
@@ -235,17 +181,11 @@ def test_compiled_masks_equal_eager(device: torch.device, kind: str) -> None:
         assert_close(*(torch.autograd.grad(y.sin().sum(), wrt) for y in (ours, theirs)))
 
 
-@pytest.mark.parametrize("transform", [vmap, lambda f: grad(lambda z: f(z).square().sum()), jacfwd])
-def test_compiled_transforms_of_masked_softmax_equal_eager(
-    device: torch.device, transform: Callable[[Any], Any]
-) -> None:
-    x, mask = torch.randn(3, 4, 5, device=device), torch.rand(4, 5, device=device) > 0.3
-    ours = torch.compile(transform(lambda z: attention(z, mask)), fullgraph=True, backend="aot_eager")(x)
-    assert_close(ours, transform(lambda z: attention(z, mask))(x))
+STRICT = pytest.mark.nightly("the same without `strict`, which traces less")
 
 
 @EACH
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=STRICT)])
 def test_exported_program_has_the_op_and_its_gradient(
     device: torch.device, sample: Sample, strict: bool, tmp_path: Path
 ) -> None:

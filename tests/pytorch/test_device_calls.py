@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,6 @@ import tridal
 from op_samples import Sample, each_kind, gradients, loss_of
 from tridal.devices import registry
 from tridal.ops import Op
-from tridal.pytorch.call_records import dtype_name
 from tridal.pytorch.path.call import CALLS
 from tridal.pytorch.torch import private
 from tridal.runtime.specialization import KernelCall
@@ -100,31 +99,6 @@ def test_numbers_of_rows_in_a_bucket_share_a_call(device: torch.device, name: st
     assert len(CALLS) == 1
 
 
-def test_arguments_of_another_type_are_checked_after_equal_calls(device: torch.device) -> None:
-    x = torch.randn(6, 16, device=device)
-    for _ in range(3):
-        tridal.softmax(x, 1)
-    for dim in (True, 1.0, None):
-        with pytest.raises(TypeError, match=f"dim must be an int, got {dim}"):
-            tridal.softmax(x, dim)
-
-
-@pytest.mark.usefixtures("no_calls")
-def test_repeated_calls_follow_autocast(device: torch.device, name: str) -> None:
-    x, (function, expected) = torch.randn(6, 16, device=device).bfloat16(), FUNCTIONS[name]
-    for autocast in (nullcontext(), torch.autocast(device.type), nullcontext()):
-        with autocast:
-            assert [function(x).dtype for _ in range(4)] == [expected(x).dtype] * 4
-
-
-def test_a_call_with_other_settings_is_planned_again(backend: Any, planned: list[KernelCall]) -> None:
-    for _ in range(4):
-        for fallback in ("torch", "error"):
-            with tridal.use(device=backend.name, fallback=fallback):
-                tridal.softmax(torch.randn(3, 5, device=tridal.device()))
-    assert len(planned) == 2
-
-
 @EACH_KIND
 @pytest.mark.usefixtures("no_calls")
 def test_threads_make_and_repeat_calls_at_the_same_time(device: torch.device, sample: Sample) -> None:
@@ -185,7 +159,3 @@ def test_results_are_allocated_without_torchs_private_allocator(
     assert private.allocator(device) is None
     monkeypatch.undo()
     private.allocator.cache_clear()
-
-
-def test_dtype_name_has_no_prefix() -> None:
-    assert [dtype_name(dtype) for dtype in (torch.float16, torch.int64)] == ["float16", "int64"]

@@ -14,7 +14,6 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 import tridal
-from torch_versions import compiled_error
 from tridal.devices import registry
 from tridal.pytorch.torch import private
 
@@ -137,24 +136,6 @@ def test_frames_of_a_marked_function_are_not_traced_but_inlined(traced: set[tupl
         assert {"marked", "inner"} <= {name for _, name in traced}
 
 
-def test_frames_are_not_traced_without_the_private_api(
-    monkeypatch: pytest.MonkeyPatch, traced: set[tuple[str, str]]
-) -> None:
-    monkeypatch.setattr(private, "SKIPS_FRAMES", False)
-
-    def disabled(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    def inlined(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    assert private.skip_frames(inlined, inlined=True) is inlined
-    function, x = private.skip_frames(disabled), torch.ones(3)
-    for step in (function, compiled(function), compiled(lambda z: function(z + 0))):
-        assert torch.equal(step(x), 2 * x)
-    assert "disabled" not in {name for _, name in traced}
-
-
 @pytest.mark.parametrize("dim", [0, numpy.int64(0), True, 5, 1.0], ids=repr)
 def test_a_compiled_call_accepts_and_refuses_the_dims_of_an_eager_call(device: torch.device, dim: Any) -> None:
     x = torch.randn(4, 6, device=device)
@@ -170,14 +151,3 @@ def test_a_compiled_call_accepts_and_refuses_the_dims_of_an_eager_call(device: t
             compiled(lambda z: tridal.softmax(z, dim))(x)
     else:
         torch.testing.assert_close(compiled(lambda z: tridal.softmax(z, dim))(x), wanted)
-
-
-@pytest.mark.parametrize("options", [{}, {"scale": 0.5}, {"causal": True}], ids=str)
-@pytest.mark.parametrize("dim", [numpy.int64(1), numpy.int32(1)], ids=lambda dim: dim.dtype.name)
-def test_dim_of_numpy_is_an_error_without_graph_breaks(dim: Any, options: dict[str, Any]) -> None:
-    """torch.softmax raises an error about data-dependent expressions."""
-    x = torch.randn(3, 5)
-    function = torch.compile(lambda x: tridal.softmax(x, dim, **options), fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=compiled_error("dim must be an int, but torch.compile traces numpy's as a")):
-        function(x)
-    torch.testing.assert_close(tridal.softmax(x, dim, **options), tridal.softmax(x, 1, **options))

@@ -22,7 +22,7 @@ from call_traits import TRAITS, Trait, check_call, tensors_of
 from checked_memory import checked_memory
 from conformance_helpers import INTERPRETER, registered
 from feature_axes import Subclass
-from op_samples import EACH_OP, OPS, SAMPLES, Sample
+from op_samples import OPS, SAMPLES, Sample
 from tridal.devices.types import KernelConfig, LaunchPlan, Problem
 from tridal.pytorch.path.call import CALLS
 from tridal.runtime.specialization import KernelCall
@@ -45,11 +45,12 @@ def interpreted(no_calls: None) -> Iterator[None]:
 # -- rows
 
 
-@EACH_OP
+@pytest.mark.parametrize("name", [name for name, sample in OPS.items() if sample.op.prepares])
 @pytest.mark.parametrize("columns", [15, 16])
-def test_rows_on_both_sides_of_a_bucket(sample: Sample, columns: int) -> None:
+def test_rows_on_both_sides_of_a_bucket(name: str, columns: int) -> None:
     """Kernels that compute 16 rows of odd length as one depend on the number of rows, too."""
-    for rows in (33, 34, 35, 48, 47, 48, 64, 65, 68, 63, 80, 79, 33):
+    sample = OPS[name]
+    for rows in (33, 34, 35, 48, 47, 64, 65, 80, 33):
         trait = Trait(rows, grad=lambda index: index == 0)
         check_call(sample, trait, tensors_of(sample, trait, columns))
 
@@ -154,13 +155,6 @@ def test_meta_and_nested_tensors_after_a_known_call() -> None:
         nested = torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)
         for found, part in zip(tridal.softmax(nested).unbind(), (x, x[:2]), strict=True):
             assert_close(found, torch.softmax(part, -1))
-
-
-def test_negative_views_of_any_strides() -> None:
-    x = torch.randn(6, 8)
-    for view in (x, torch._neg_view(x), x.t(), torch._neg_view(x).t(), torch._neg_view(x.t()), x, torch._neg_view(x)):
-        assert_close(tridal.softmax(view), torch.softmax(view, -1))
-        assert_close(tridal.swiglu(x, view.reshape(6, 8)), functional.silu(x) * view.reshape(6, 8))
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def _no_search_for_a_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def step(request: pytest.FixtureRequest) -> int:
-    """Each dtype gets a third of the samples, and another one. `--matrix` runs all of them."""
-    return 1 if request.config.getoption("--matrix") else 3
+    """Each dtype gets an eighth of the samples, and another one. `--matrix` runs all of them."""
+    return 1 if request.config.getoption("--matrix") else 8
 
 
 def label(info: Any) -> str:
@@ -100,14 +100,6 @@ def run(call: Any, info: Any, device: torch.device, step: int) -> int:
     return count
 
 
-def test_database_has_the_expected_ops() -> None:
-    assert sorted({info.name for info in OPS}) == [
-        "_softmax_backward_data", "log_softmax", "masked.log_softmax", "masked.softmax", "masked.softmin",
-        "native_layer_norm", "nn.functional.layer_norm", "nn.functional.rms_norm", "nn.functional.softmin", "softmax",
-        "torch.ops.aten._safe_softmax.default",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("info", OPS, ids=label)
 def test_samples_under_override_equal_torch(device: torch.device, info: Any, step: int) -> None:
     def call(sample: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,7 +108,6 @@ def test_samples_under_override_equal_torch(device: torch.device, info: Any, ste
             return info(sample.input, *sample.args, **sample.kwargs), expected
 
     count = run(call, info, device, step)
-    print(f"\n{label(info)}: {count} samples under override_torch on {device}")
     assert count >= 12
 
 
@@ -131,7 +122,6 @@ def test_samples_of_tridal_functions_equal_torch(device: torch.device, info: Any
 
     with tridal.use(device=None if served else "auto"):
         count = run(call, info, where, step)
-    print(f"\n{label(info)}: {count} samples by tridal.{info.name} on {where}, {'a backend' if served else 'torch'}")
     assert count >= 20
 
 
@@ -172,7 +162,7 @@ def largest_error(result: torch.Tensor, exact: torch.Tensor) -> float:
 def test_samples_of_losses_equal_torch(device: torch.device, info: Any, step: int) -> None:
     count = 0
     if step > 1 and info.name == "nn.functional.linear_cross_entropy":
-        step *= 7  # there are about a thousand samples
+        step *= 3  # there are about a thousand samples
     for first, dtype in enumerate(sorted(set(info.supported_dtypes(device.type)) & set(FLOATING), key=str)):
         samples = list(info.sample_inputs(device.type, dtype, requires_grad=True))
         for sample in samples[first % step :: step]:
@@ -193,7 +183,6 @@ def test_samples_of_losses_equal_torch(device: torch.device, info: Any, step: in
                 for found, wanted, exact in zip(*results, strict=True):
                     assert largest_error(found, exact) <= largest_error(wanted, exact)
             count += step
-    print(f"\n{info.name} {info.variant_test_name}: {count} samples")
     assert count >= 40
 
 

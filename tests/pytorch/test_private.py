@@ -8,10 +8,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 import tridal
 from torch_versions import ABSENT
@@ -83,32 +81,6 @@ def test_private_names_are_looked_up_as_items() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import torch\ntorch._C._get_tracing_state()",
-        "import torch._dynamo",
-        "import torch as t\nt._functorch.config",
-        "from torch._functorch import config",
-        "from torch.autograd import forward_ad\nforward_ad._current_level",
-        "from torch.autograd.function import _SingleLevelFunction as Function",
-        "import torch\ngetattr(torch._C, name)",
-        "import torch\ngetattr(torch, '_C')",
-        "import importlib\nimportlib.import_module('torch._inductor')",
-    ],
-)
-def test_lint_finds_private_names(source: str) -> None:
-    assert private_names(source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["import torch\ntorch.__version__", "import torch\nself._torch = torch.ops.aten", "_torch = 1\n_torch._C"],
-)
-def test_lint_accepts_public_names(source: str) -> None:
-    assert not private_names(source)
-
-
 def test_version_of_torch_has_every_item() -> None:
     """If this fails, a fallback is in use: look for the item's new name."""
     assert private.MISSING == ABSENT
@@ -132,9 +104,3 @@ def test_right_results_without_each_item(pytestconfig: pytest.Config) -> None:
     assert not any(failures.values()), "\n\n".join(
         f"without {item}:\n{text}" for item, text in failures.items() if text
     )
-
-
-def test_repeatable_backward_without_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._functorch, "config", SimpleNamespace(), raising=False)
-    with private.repeatable_backward():
-        pass

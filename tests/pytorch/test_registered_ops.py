@@ -10,20 +10,13 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils._pytree import tree_map_only
 
 import tridal
-from op_samples import EACH, OPS, SAMPLES, SKIP_NORM, Sample, as_tuple, each_kind, gradients, loss_of, registered_calls
+from op_samples import EACH, OPS, SKIP_NORM, Sample, as_tuple, each_kind, gradients, loss_of, registered_calls
 from tridal.pytorch.path import registered
 from tridal.pytorch.torch import private
-
-
-@pytest.fixture(params=["softmax", "log_softmax"])
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
 
 EACH_KIND = each_kind("this test with an op that is declared in the same way, and test_opcheck with this op")
 CHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -51,14 +44,6 @@ def test_opcheck(device: torch.device, sample: Sample, served: bool, request: py
             torch.library.opcheck(backward, (*saved[:-1], list(mask)), test_utils="test_faketensor")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_opcheck_of_strided_tensors_without_gradients(device: torch.device, name: str, dtype: torch.dtype) -> None:
-    x, y = (torch.randn(3, 4, 5, device=device).transpose(0, 1) for _ in range(2))
-    torch.library.opcheck(getattr(torch.ops.tridal, name), (x, -2, dtype))
-    torch.library.opcheck(getattr(torch.ops.tridal, f"{name}_backward"), (y, x, 1, torch.float32))
-    torch.library.opcheck(getattr(torch.ops.tridal, name), (torch.randn((), device=device), 0, torch.float32))
-
-
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("kind", [None, torch.bool, torch.float32])
 def test_opcheck_with_masks(device: torch.device, requires_grad: bool, kind: torch.dtype | None) -> None:
@@ -83,14 +68,6 @@ def test_fake_and_meta_results_are_like_real_ones(device: torch.device, sample: 
     assert {t.device.type for t in meta} == {"meta"}
 
 
-def test_a_result_that_a_call_does_not_have_is_empty_and_statistics_have_no_gradient(device: torch.device) -> None:
-    tensors = SAMPLES["rms_norm"].leaves(3, 5, device=device)
-    op, arguments = registered_calls(lambda: SAMPLES["rms_norm"].function(**tensors))["rms_norm"]
-    y, total, inverse_rms = op(*arguments)
-    assert (total.shape, inverse_rms.shape) == ((0,), (3,))
-    assert (y.requires_grad, inverse_rms.requires_grad) == (True, False)
-
-
 @EACH_KIND
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic", "jit"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -106,11 +83,6 @@ def test_tracers_record_the_op(device: torch.device, sample: Sample, mode: str) 
     assert_close(traced(other), sample.theirs(other))
 
 
-def test_symbolic_trace_records_the_function(name: str) -> None:
-    graph = torch.fx.symbolic_trace(lambda x: getattr(tridal, name)(x, 0)).graph
-    assert getattr(tridal, name) in [node.target for node in graph.nodes]
-
-
 @EACH
 def test_dispatch_modes_see_the_op_and_the_gradients_that_are_needed(device: torch.device, sample: Sample) -> None:
     for needed in sample.differentiable:
@@ -122,37 +94,6 @@ def test_dispatch_modes_see_the_op_and_the_gradients_that_are_needed(device: tor
         wanted = of_one.get(getattr(sample.function, "__name__", ""), [needed in names for names in groups])
         assert len(groups) == 1 or arguments[-1] == wanted
         assert_close(tensors[needed].grad, gradients(sample.expected, tensors)[needed])
-
-
-@EACH_KIND
-def test_function_modes_see_the_function(device: torch.device, sample: Sample) -> None:
-    class Record(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(getattr(func, "__name__", ""))
-            return func(*args, **(kwargs or {}))
-
-    seen: list[str] = []
-    x = torch.randn(3, 5, dtype=torch.float64, device=device)
-    with Record():
-        y = sample.ours(x)
-    assert sample.op.name in seen
-    with torch.device("meta"):
-        again = sample.ours(x)
-    for result in (y, again):
-        assert_close(result, sample.theirs(x))
-
-
-@EACH_KIND
-def test_subclasses_keep_their_type_and_parameters_give_plain_tensors(device: torch.device, sample: Sample) -> None:
-    class Named(torch.Tensor):
-        pass
-
-    plain = torch.randn(3, 5, device=device)
-    for x, kind in ((plain.as_subclass(Named).requires_grad_(), Named), (torch.nn.Parameter(plain), torch.Tensor)):
-        y = sample.ours(x)
-        assert type(y) is kind
-        y.square().sum().backward()
-        assert isinstance(x.grad, torch.Tensor)
 
 
 class Wrapper(torch.Tensor):
@@ -202,22 +143,6 @@ def test_wrapper_subclasses_compile(device: torch.device, sample: Sample) -> Non
     y = torch.compile(sample.ours, fullgraph=True, backend="aot_eager")(two)
     assert_close(y.b, sample.theirs(x * 2))
     y.sum().backward()
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_torch_computes_nested_tensors(device: torch.device) -> None:
-    nested = torch.nested.nested_tensor([torch.randn(2, 5), torch.randn(3, 5)], device=device)
-    for ours, theirs in zip(tridal.softmax(nested).unbind(), nested.unbind(), strict=True):
-        assert_close(ours, torch.softmax(theirs, -1))
-
-
-@EACH_KIND
-def test_negative_views_and_zero_tensors_without_memory(device: torch.device, sample: Sample) -> None:
-    conjugate = torch.randn(3, 5, dtype=torch.complex64, device=device).conj().imag
-    negated = torch._neg_view(torch.randn(3, 5, device=device))
-    assert negated.is_neg()
-    for x in (conjugate, negated, torch._efficientzerotensor((3, 5), device=device)):
-        assert_close(sample.ours(x), sample.theirs(x.clone()))
 
 
 @pytest.mark.parametrize("op", [sample.op for sample in OPS.values()], ids=OPS)

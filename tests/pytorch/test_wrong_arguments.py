@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tridal
-from tridal.errors import LayoutError, ShapeError, StreamError
+from tridal.errors import LayoutError, ShapeError
 
 Tensor = torch.Tensor
 X, INDEX, HEADS, ANGLES = torch.randn(4, 6), torch.tensor([0, 1, 2, 3]), torch.randn(1, 2, 4, 8), torch.randn(4, 8)
@@ -67,11 +67,11 @@ def computed_by(request: pytest.FixtureRequest, device: torch.device) -> Any:
 @pytest.mark.parametrize(
     ("function", "name"), [t for t in TENSORS if t[1] not in ("input", "logits", "query", "key")], ids=ids
 )
-@pytest.mark.parametrize("shape", [(3,), (4, 5), (5, 7), (2, 4, 7), (0,)])
-def test_a_tensor_of_a_wrong_shape_raises_shape_error(function: Any, name: str, shape: tuple[int, ...]) -> None:
-    wrong = torch.zeros(shape, dtype=CALLS[function][name].dtype)
-    with pytest.raises(ShapeError, match=f"^{function.__name__}: {name} must "):
-        function(**{**CALLS[function], name: wrong})
+def test_a_tensor_of_a_wrong_shape_raises_shape_error(function: Any, name: str) -> None:
+    for shape in ((3,), (4, 5), (2, 4, 7), (0,)):
+        wrong = torch.zeros(shape, dtype=CALLS[function][name].dtype)
+        with pytest.raises(ShapeError, match=f"^{function.__name__}: {name} must "):
+            function(**{**CALLS[function], name: wrong})
 
 
 @pytest.mark.parametrize(("function", "parameter"), OPTIONS, ids=ids)
@@ -84,13 +84,6 @@ def test_an_option_of_another_type_raises(function: Any, parameter: inspect.Para
         with pytest.raises((TypeError, ValueError), match=f"^{function.__name__}: {parameter.name} must ") as found:
             function(**{**CALLS[function], parameter.name: value})
         assert not is_bool or found.type is TypeError
-
-
-@pytest.mark.parametrize("function", CALLS, ids=ids)
-@pytest.mark.parametrize("stream", ["no", True, 1.5, torch.tensor(1)], ids=str)
-def test_a_stream_of_another_type_raises_stream_error(function: Any, stream: Any) -> None:
-    with pytest.raises(StreamError, match=f"{function.__name__}: stream must be "):
-        function(**CALLS[function], stream=stream)
 
 
 @pytest.mark.parametrize(
