@@ -11,6 +11,7 @@ from tridal.devices import registry
 from tridal.devices.settings import current
 from tridal.ops.op import Op
 from tridal.pytorch.device_context import DeviceContext, device_context
+from tridal.pytorch.path.generated import generated
 from tridal.pytorch.path.keys import backward_key_function, most_rows
 from tridal.pytorch.path.run_source import AddressLaunch
 from tridal.pytorch.path.state import records_gradient
@@ -101,9 +102,9 @@ class Call:
         places |= {id(tensor): f"results[{index}]" for index, tensor in enumerate(results) if tensor is not None}
         places[id(None)] = "None"
         if all(id(tensor) in places for tensor in found):
-            text = f"lambda tensors, results: ({''.join(f'({places[id(t)]}), ' for t in found)})"
-            self.saved = eval(text)
-            return self.saved(tensors, results)
+            text = f"return ({''.join(f'({places[id(t)]}), ' for t in found)})"
+            self.saved = generated("saved", "tensors, results", [text], {})
+            return self.saved(tensors, results)  # type: ignore[no-any-return]
         return self.op.save(self.op.signature.joined(tuple(tensors), self.numbers), results)[0]
 
     def key_of_backward(self, *tensors: Tensor | None) -> Key:

@@ -28,6 +28,7 @@ from tridal.pytorch.path import keys
 from tridal.pytorch.path.call import CALLS
 from tridal.pytorch.path.defined import DEFINED, check_newest
 from tridal.pytorch.path.dispatch import call_op
+from tridal.pytorch.path.generated import generated
 from tridal.pytorch.path.registered import define
 from tridal.pytorch.torch.private import skip_frames
 
@@ -140,26 +141,22 @@ def _function(
     kept = ", ".join([*(p.name for p in options), *([f"*{sizes}"] if sizes is not None else [])])
     lines = lines if op.prepares else ["no_key()"]
     code = [*lines, f"_key = ({', '.join(parts)})", "_call = CALLS.get(_key)"]
-    newline = "\n            "
-    source = f"""
-def {body.__name__}{_declared(parameters)}:
-    _key = _call = None
-    if not compiling():
-        try:
-            {newline.join(code)}
-        except NO_KEY:
-            _key = _call = None
-        if _call is not None:
-            return _call.compute({given})
-        if _key is not None and not can_be_stored(({kept}{"," * bool(kept)})):
-            _key = None
-    return _enter(_function, _key, ({given},), ({", ".join(positional)},), dict({keywords}))
-"""
+    computed = "\n".join(code).replace("\n", "\n        ")
+    source = f"""_key = _call = None
+if not compiling():
+    try:
+        {computed}
+    except NO_KEY:
+        _key = _call = None
+    if _call is not None:
+        return _call.compute({given})
+    if _key is not None and not can_be_stored(({kept}{"," * bool(kept)})):
+        _key = None
+return _enter(_function, _key, ({given},), ({", ".join(positional)},), dict({keywords}))"""
     scope |= {"CALLS": CALLS, "NO_KEY": keys.NO_KEY, "compiling": _compiling, "can_be_stored": _can_be_stored}
     if clashes := sorted({parameter.name for parameter in parameters} & scope.keys()):
         raise PluginError(f"op {op.name!r}: parameters: functions have a variable {clashes[0]!r}: choose another name")
-    exec(source, scope)
-    function = functools.wraps(body)(scope[body.__name__])
+    function = functools.wraps(body)(generated(body.__name__, _declared(parameters)[1:-1], [source], scope))
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     of_public = {*signature.parameters, "return"} - {next(iter(signature.parameters))}
     function.__annotations__ = {name: kind for name, kind in body.__annotations__.items() if name in of_public}

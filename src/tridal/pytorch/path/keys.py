@@ -28,6 +28,7 @@ from tridal.devices.problem import EXACT_ROWS, row_bucket
 from tridal.devices.settings import current
 from tridal.devices.types import ALIGNMENT
 from tridal.ops.signature import Signature
+from tridal.pytorch.path.generated import generated
 from tridal.pytorch.torch import private
 from tridal.runtime.specialization import ADDRESS_BITS
 
@@ -200,7 +201,8 @@ def key_function(signature: Signature) -> Callable[..., tuple[Any, ...]]:
     found, thread = describe(signature, tensors, optional, flexible, dims), of_thread("what")
     values = [f"tuple({n}) if {n}.__class__ is list else {n}" for n in numbers]
     parts = [*found.parts, *thread, *values, *(f"{n}.__class__" for n in numbers)]
-    return _compiled(", ".join(["what", *names]), [RECORDING, *found.lines], parts)
+    lines = [RECORDING, *found.lines, f"return ({', '.join(parts)})"]
+    return generated("key", ", ".join(["what", *names]), lines, scope())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -222,15 +224,8 @@ def backward_key_function(
         n for n, i in zip(names[:gradients], signature.tensors, strict=False) if signature.arguments[i].optional
     )
     found = describe(signature, names, optional, str(any_rows), str(dims), gradients)
-    lines = [PLAIN_THREAD, "if grad_enabled(): no_key()", *found.lines]
-    return _compiled(", ".join(["call", *parameters]), lines, [*found.parts, "call"])
-
-
-def _compiled(parameters: str, lines: Sequence[str], parts: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
-    names = scope()
-    body = "\n    ".join([*lines, f"return ({', '.join(parts)})"])
-    exec(f"def key({parameters}):\n    {body}\n", names)
-    return names["key"]  # type: ignore[no-any-return]
+    lines = [PLAIN_THREAD, "if grad_enabled(): no_key()", *found.lines, f"return ({', '.join(found.parts)}, call)"]
+    return generated("key", ", ".join(["call", *parameters]), lines, scope())
 
 
 def rows_along(signature: Signature, names: dict[str, str]) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.call_records import RECORDERS, CallRecord, dtype_name, record
 from tridal.pytorch.device_context import DeviceContext
+from tridal.pytorch.path.generated import generated
 from tridal.pytorch.torch import private
 from tridal.runtime.launch import Launch
 
@@ -73,7 +74,7 @@ def make_run(
     bound: Launch, copies: Sequence[torch.dtype | None], given: int, any_rows: bool,
     add: Callable[[Tensor], Tensor] | None, bare: bool = False,
 ) -> tuple[Callable[..., tuple[Any, ...]], AddressLaunch | None]:  # fmt: skip
-    """Returns run(*arguments). Its source is generated, because loops over the tensors take twice the time.
+    """Returns run(*arguments), whose source is generated.
 
     The second result is the same as a launch by addresses, if `run` only launches.
 
@@ -140,12 +141,12 @@ def make_run(
     arguments = [*(f"out{number}" for number in range(given)), *arguments]
     returns = use.returns or tuple(range(len(written)))
     results = "".join("None, " if number is None else f"out{number}, " for number in returns)
-    body = "\n    ".join([*lines, f"return {results.partition(',')[0] if bare else f'({results})'}"])
-    exec(f"def run({', '.join(arguments)}):\n    {body}\n", scope)
+    lines.append(f"return {results.partition(',')[0] if bare else f'({results})'}")
+    run = generated("run", ", ".join(arguments), lines, scope)
     by_address = None
     if bound.by_address is not None and given == len(written) and not (any_rows or any(copies) or use.takes):
         by_address = AddressLaunch(bound.by_address, context.backend.stream, context.index, int(sizes.rows), recorded)
-    return scope["run"], by_address
+    return run, by_address
 
 
 class _Sizes(NamedTuple):

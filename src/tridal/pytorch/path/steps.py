@@ -21,6 +21,7 @@ from tridal.pytorch.call_records import RECORDERS
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.call import Call
 from tridal.pytorch.path.checks import check_shapes
+from tridal.pytorch.path.generated import generated
 from tridal.pytorch.path.kernel_calls import kernel_call, launch_kernel, variant
 from tridal.pytorch.path.run_source import AddressLaunch, KernelUse, allocator
 from tridal.pytorch.path.step_checks import NamedArguments, check_launch, check_results, naming, without_values
@@ -263,9 +264,8 @@ class Recorder(Steps):
         """Returns the call with these results of the steps. If it is `bare`, it returns the first one."""
         returned = [self._text(result) for result in results]
         text = returned[0] if bare else f"({''.join(f'{name}, ' for name in returned)})"
-        body = "\n    ".join([*self._lines, f"return {text}"])
-        exec(f"def run({', '.join(self._parameters)}):\n    {body}\n", self._scope)
-        return Call(self._scope["run"], any_rows=True)
+        run = generated("run", ", ".join(self._parameters), [*self._lines, f"return {text}"], self._scope)
+        return Call(run, any_rows=True)
 
 
 def _meta(value: Any) -> Any:
