@@ -12,7 +12,7 @@ from tridal.devices.settings import current
 from tridal.ops.op import Op
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.generated import generated
-from tridal.pytorch.path.keys import backward_key_function, most_rows
+from tridal.pytorch.path.keys import key_function, most_rows
 from tridal.pytorch.path.run_source import AddressLaunch
 from tridal.pytorch.path.state import records_gradient
 
@@ -85,17 +85,20 @@ class Call:
         pairs = zip(tensors, needed, index, strict=True)
         self.inputs = [(p, t.dtype) if t is not None and need else (-1, None) for t, need, p in pairs]
         self.absent = (None,) * (op.differentiable_results - results)
-        self.saved_numbers: Sequence[Any] = ()
+        self.saved_numbers: tuple[Any, ...] = ()
+        """The arguments of the gradient after its tensors."""
         self.saved: Callable[..., Sequence[Tensor | None]] = self._save
         """saved(tensors, results) returns the tensors that the gradient needs. The first call may replace it."""
-        self.backward_key: Callable[..., Key] | None = None
+        self.backward_key = key_function(op.gradient_signature, op.differentiable_results)
+        """backward_key(call, *gradients, *saved tensors, *saved numbers) is the key of a backward."""
 
     def _save(self, tensors: Sequence[Tensor | None], results: Results) -> Sequence[Tensor | None]:
         """Returns the tensors that the gradient needs. Replaces `saved` by a faster function if these are among the
         given ones, and are no views of them."""
         distinct: list[Any] = [t if t is None else t.view_as(t) for t in tensors]  # one tensor may be given twice
         arguments = self.op.signature.joined(tuple(distinct), self.numbers)
-        found, self.saved_numbers = self.op.save(arguments, results)
+        found, numbers = self.op.save(arguments, results)
+        self.saved_numbers = (*numbers, *[self.mask] * (len(self.op.gradient_groups) > 1))
         # Autograd saves no tensor of inference mode, so `Op.save` copies them.
         place = "t.clone() if (t := tensors[{}]).is_inference() else t"
         places = {id(tensor): place.format(index) for index, tensor in enumerate(distinct) if tensor is not None}
@@ -106,21 +109,6 @@ class Call:
             self.saved = generated("saved", "tensors, results", [text], {})
             return self.saved(tensors, results)  # type: ignore[no-any-return]
         return self.op.save(self.op.signature.joined(tuple(tensors), self.numbers), results)[0]
-
-    def key_of_backward(self, *tensors: Tensor | None) -> Key:
-        """Returns the key of a backward with these gradients and saved tensors. Raises `NO_KEY` if it has none."""
-        if self.backward_key is None:
-            signature = self.op.gradient_signature
-            main = tensors[signature.tensors.index(signature.main)]
-            assert main is not None
-            named = dict(zip([signature.names[i] for i in signature.numbers], self.saved_numbers, strict=False))
-            dims = named.get("dims", 1)
-            dim = named.get("dim", -1 if signature.dim is None else signature.dim)
-            any_rows = signature.any_rows and dim in (-1, main.dim() - 1)
-            count = self.op.differentiable_results
-            absent = tuple(index for index, tensor in enumerate(tensors) if tensor is None and index >= count)
-            self.backward_key = backward_key_function(signature, any_rows, dims, count, absent)
-        return self.backward_key(self, *tensors)
 
 
 def store(key: Key, call: Call, context: DeviceContext) -> None:

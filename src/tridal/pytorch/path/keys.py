@@ -185,47 +185,30 @@ def _autocast(device: torch.device) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def key_function(signature: Signature) -> Callable[..., tuple[Any, ...]]:
+def key_function(signature: Signature, gradients: int = 0) -> Callable[..., tuple[Any, ...]]:
     """Returns key(what, *arguments), the key of a call of a registered op. `what` is a part of the key.
 
-    The caller has made sure that no mode and no transform has to see the call.
+    Args:
+        signature: that of the op, or of its gradient.
+        gradients: how many of the first tensors are gradients in a backward, for which `what` is the call of the
+            forward, which decides all numbers. If it is 0, the caller has made sure that no mode and no transform has
+            to see the call.
 
-    Raises:
-        TypeError: the call has no key.
+    The function raises TypeError if the call has no key.
     """
     names = [f"a{index}" for index in range(len(signature.arguments))]
-    numbers = [names[index] for index in signature.numbers]
     flexible, dims = rows_along(signature, dict(zip(signature.names, names, strict=True)))
     tensors = [names[index] for index in signature.tensors]
     optional = frozenset(names[index] for index in signature.tensors if signature.arguments[index].optional)
-    found, thread = describe(signature, tensors, optional, flexible, dims), of_thread("what")
-    values = [f"tuple({n}) if {n}.__class__ is list else {n}" for n in numbers]
-    parts = [*found.parts, *thread, *values, *(f"{n}.__class__" for n in numbers)]
-    lines = [RECORDING, *found.lines, f"return ({', '.join(parts)})"]
+    found = describe(signature, tensors, optional, flexible, dims, gradients)
+    if gradients:
+        lines, others = [PLAIN_THREAD, "if grad_enabled(): no_key()"], ["what"]
+    else:
+        numbers = [names[index] for index in signature.numbers]
+        values = [f"tuple({n}) if {n}.__class__ is list else {n}" for n in numbers]
+        lines, others = [RECORDING], [*of_thread("what"), *values, *(f"{n}.__class__" for n in numbers)]
+    lines += [*found.lines, f"return ({', '.join([*found.parts, *others])})"]
     return generated("key", ", ".join(["what", *names]), lines, scope())
-
-
-@functools.lru_cache(maxsize=1024)
-def backward_key_function(
-    signature: Signature, any_rows: bool, dims: int, gradients: int, absent: tuple[int, ...]
-) -> Callable[..., tuple[Any, ...]]:
-    """Returns key(call, *tensors), the key of the backward of a call.
-
-    Args:
-        signature: that of the op's gradient.
-        any_rows: whether rows run along the last dims, and any number of them is computed alike.
-        dims: the number of dims of a row.
-        gradients: how many of the tensors are gradients. These are the first ones, and may be None in some calls.
-        absent: the indices of the tensors that are None in all calls.
-    """
-    parameters = [f"a{index}" for index in signature.tensors]
-    names = ["" if index in absent else name for index, name in enumerate(parameters)]
-    optional = frozenset(
-        n for n, i in zip(names[:gradients], signature.tensors, strict=False) if signature.arguments[i].optional
-    )
-    found = describe(signature, names, optional, str(any_rows), str(dims), gradients)
-    lines = [PLAIN_THREAD, "if grad_enabled(): no_key()", *found.lines, f"return ({', '.join(found.parts)}, call)"]
-    return generated("key", ", ".join(["call", *parameters]), lines, scope())
 
 
 def rows_along(signature: Signature, names: dict[str, str]) -> tuple[str, str]:

@@ -67,7 +67,7 @@ def _gradients(call: Call, tensors: Sequence[Tensor | None]) -> Results:
     key = found = None
     if call.op.prepares and not _compiling():
         try:
-            key = call.key_of_backward(*tensors)
+            key = call.backward_key(call, *tensors, *call.saved_numbers)
             found = CALLS.get(key)
         except NO_KEY:
             key = None
@@ -77,7 +77,7 @@ def _gradients(call: Call, tensors: Sequence[Tensor | None]) -> Results:
 def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | None) -> Results:
     """Computes a gradient whose key is None or new: by a new call, which is stored, or by the registered op."""
     op, signature = call.op, call.op.gradient_signature
-    arguments = (*tensors, *call.saved_numbers, *[call.mask] * (len(op.gradient_groups) > 1))
+    arguments = (*tensors, *call.saved_numbers)
     check_newest(op)
     if _compiling():  # compiled autograd traces the backward
         return _registered_gradients(signature, arguments)
