@@ -196,16 +196,6 @@ def test_unregistered_backends_are_released(name: str, batch_invariant: bool) ->
     assert device_context._context.cache_info().currsize <= 1
 
 
-@pytest.mark.usefixtures("no_kernels")
-def test_contexts_of_hundreds_of_settings_are_bounded() -> None:
-    x = torch.ones(3, 5)
-    for programs in range(1, 300):
-        with tridal.use(device="interpreter", backends={"interpreter": {"num_programs": programs}}):
-            tridal.softmax(x)
-    assert device_context._context.cache_info().currsize <= 64
-    assert len(settings._overlays) <= 64
-
-
 def test_threads_compute_while_others_change_settings_and_backends() -> None:
     failures: list[BaseException] = []
     stop = threading.Event()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from op_samples import Sample, each_kind, gradients, loss_of
+from op_samples import Sample, each_kind, loss_of
 from tridal.devices import registry
 from tridal.ops import Op
 from tridal.pytorch.path.call import CALLS
@@ -97,20 +95,6 @@ def test_numbers_of_rows_in_a_bucket_share_a_call(device: torch.device, name: st
         x = torch.randn(rows, 128, device=device)
         assert_close(function(x), reference(x))
     assert len(CALLS) == 1
-
-
-@EACH_KIND
-@pytest.mark.usefixtures("no_calls")
-def test_threads_make_and_repeat_calls_at_the_same_time(device: torch.device, sample: Sample) -> None:
-    def work(_: int) -> None:
-        for cols in (5, 16, 5):
-            tensors = sample.leaves(3, cols, device=device)
-            for _ in range(3):
-                assert_close(gradients(sample.function, tensors), gradients(sample.expected, tensors))
-
-    contexts = [contextvars.copy_context() for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda context: context.run(work, 0), contexts))
 
 
 class SeveralDevices:

@@ -199,25 +199,3 @@ def test_uncorrected_exp2_is_accurate_for_16_bit_dtypes(backend: Any, dtype: tor
         y = tridal.softmax(x, -1)
     eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
     assert_close(y.double(), torch.softmax(x.double(), -1), rtol=eps, atol=tiny + 1e-19, equal_nan=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("shape", "dim"), [((7, 301), -1), ((33, 64), 0), ((2, 40, 5), 1), ((0, 4), 1)])
-def test_one_program_per_tile(backend: Any, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
-    """The plan is not persistent, and it uses exp2 without a correction."""
-
-    def one_per_tile(planned: LaunchPlan, problem: Problem) -> LaunchPlan:
-        config = replace(planned.config, persistent=False, exp2_bias=0.0)
-        return replace(planned, config=config, programs=None)
-
-    with overridden(backend, "onepertile", one_per_tile) as name, tridal.use(device=name, fallback="error"):
-        device = tridal.device()
-        x = (torch.randn(shape, device=device) * 4).to(dtype).requires_grad_()
-        y = tridal.softmax(x, dim)
-        g = torch.randn_like(y)
-        (dx,) = torch.autograd.grad(y, x, g)
-    exact = torch.softmax(x.detach().double(), dim)
-    eps = torch.finfo(dtype).eps
-    assert_close(y.double(), exact, rtol=eps + 2e-6, atol=1e-7)
-    expected = torch._softmax_backward_data(g.double(), y.detach().double(), dim, torch.float64)
-    assert_close(dx.double(), expected, rtol=eps, atol=2e-6)  # differences of numbers of magnitude one

@@ -13,7 +13,7 @@ from tridal.devices.types import Backend
 from tridal.errors import ShapeError
 from tridal.ops import NoKernel
 from tridal.pytorch.device_context import DeviceContext, device_context
-from tridal.pytorch.path.kernel_calls import kernel_call, launch_kernel
+from tridal.pytorch.path.kernel_calls import launch_kernel
 from tridal.pytorch.path.run_source import KernelUse
 
 pytest.importorskip("triton")
@@ -169,14 +169,6 @@ def test_out_may_have_unused_elements_between_rows(
         assert torch.equal(memory[..., shape[-1] :], unused)
 
 
-def test_sums_of_columns_add_those_of_all_programs(context: DeviceContext, device: torch.device) -> None:
-    dy, x = torch.randn(2, 50, 130, device=device).unbind()
-    root, weight = torch.rand(50, device=device), torch.rand(130, device=device)
-    _, sums = run(context, row_tensors.RMS_NORM_BACKWARD, dy, x, root, weight)
-    assert sums.shape == (130,)
-    torch.testing.assert_close(sums, (dy * x * root[:, None]).sum(0), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("name", "position", "shape", "message"),
     [
@@ -239,27 +231,6 @@ def test_torch_computes_empty_and_unsupported_tensors(context: DeviceContext, de
         narrow, dy = torch.randn(2, 3, device=device).to(torch.float8_e5m2), torch.rand(2, device=device)
         inputs = (narrow, dy, dy, torch.zeros(2, dtype=torch.int64, device=device))
         assert run_kernel(plain, row_tensors.CROSS_ENTROPY_BACKWARD, 1, inputs, (F32,)) is None
-
-
-def test_absent_arguments_and_results_keep_their_places(context: DeviceContext, device: torch.device) -> None:
-    x, residual = torch.randn(2, 3, 40, device=device).unbind()
-    kernel = row_tensors.RMS_NORM.bind(weight=None).writing("residual_sum", "inverse_root")
-    use = KernelUse(kernel, 1, (F32, F32), (1e-5,), takes=(0, None, 1), returns=(None, 0, 1))
-    found = kernel_call(context, use, [x, residual])
-    assert found is not None
-    absent, total, root = found.run(x, None, residual)
-    assert absent is None
-    assert torch.equal(total, x + residual)
-    torch.testing.assert_close(root, (total.square().mean(1) + 1e-5).rsqrt())
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.int64])
-def test_the_first_input_is_cast(context: DeviceContext, device: torch.device, dtype: torch.dtype) -> None:
-    x = torch.randint(-9, 9, (3, 40), device=device).to(dtype)
-    kernel = RowKernel("more", __name__, ("x",), (), ("one_more",))
-    found = run_kernel(context, kernel, 1, (x,), (F32,), (), F32)
-    assert found is not None
-    assert torch.equal(found[0], x.float() + 1)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from call_traits import TRAITS, Trait, check_call, tensors_of
 from checked_memory import checked_memory
 from conformance_helpers import INTERPRETER, registered
 from feature_axes import Subclass
-from op_samples import OPS, SAMPLES, Sample
+from op_samples import OPS, SAMPLES
 from tridal.devices.types import KernelConfig, LaunchPlan, Problem
 from tridal.pytorch.path.call import CALLS
 from tridal.runtime.specialization import KernelCall
@@ -53,13 +53,6 @@ def test_rows_on_both_sides_of_a_bucket(name: str, columns: int) -> None:
     for rows in (33, 34, 35, 48, 47, 64, 65, 80, 33):
         trait = Trait(rows, grad=lambda index: index == 0)
         check_call(sample, trait, tensors_of(sample, trait, columns))
-
-
-@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
-def test_equal_numbers_of_rows_in_other_dims(sample: Sample) -> None:
-    for *dims, rows in ((2, 3), (3, 2), (6,), (1, 6), (6, 1), (1, 2, 3), (3, 2), (2, 1, 3)):
-        trait = Trait(rows, more_dims=tuple(dims))
-        check_call(sample, trait, tensors_of(sample, trait, 8))
 
 
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "swiglu", "cross_entropy"])

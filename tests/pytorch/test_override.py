@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -145,29 +144,6 @@ def test_overrides_nest_and_end_in_any_order(device: torch.device, calls: list[C
     assert names(calls) == ["softmax"]
     with pytest.raises(RuntimeError, match="has ended"), second:
         pass
-
-
-def test_exception_ends_the_override(device: torch.device, calls: list[CallRecord]) -> None:
-    def fail() -> None:
-        with tridal.override_torch():
-            raise KeyError("from the block")
-
-    with pytest.raises(KeyError, match="from the block"):
-        fail()
-    torch.softmax(torch.randn(3, 5, device=device), -1)
-    assert calls == []
-
-
-def test_override_applies_to_all_threads_and_settings_to_one(backend: Any, calls: list[CallRecord]) -> None:
-    def work(name: str) -> None:
-        with tridal.use(device=name):
-            torch.softmax(torch.randn(3, 5, device=tridal.device()), -1)
-
-    with tridal.use(device=backend.name), tridal.override_torch():
-        thread = threading.Thread(target=work, args=(backend.name,))
-        thread.start()
-        thread.join()
-    assert names(calls) == ["softmax"]
 
 
 @pytest.mark.parametrize(("op", "function"), AFFECTED.values(), ids=AFFECTED)

@@ -66,21 +66,6 @@ def test_other_modules_use_no_private_names(path: Path) -> None:
     assert private_names(path.read_text()) <= {"torch.utils._python_dispatch.TorchDispatchMode"}
 
 
-def test_private_names_are_looked_up_as_items() -> None:
-    names = private_names(Path(private.__file__).read_text())
-    read_later = {
-        "torch.autograd.forward_ad._current_level", "torch._functorch", "torch._functorch.config", "torch._dynamo",
-        "torch.ops._c10d_functional",  # DTensor itself needs these ops
-    }  # fmt: skip
-    assert (
-        names
-        - read_later
-        - {f"{name}.patch" for name in read_later}
-        - {f"{name}.donated_buffer" for name in read_later}
-        == {item for item in private.ITEMS if any(map(_is_private, item.split(".")))} - read_later
-    )
-
-
 def test_version_of_torch_has_every_item() -> None:
     """If this fails, a fallback is in use: look for the item's new name."""
     assert private.MISSING == ABSENT
