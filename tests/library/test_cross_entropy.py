@@ -1,4 +1,4 @@
-"""tridal.cross_entropy: results and gradients of all arguments, held to float64, and torch's behaviour at the edges."""
+"""tridal.cross_entropy: results and gradients of all arguments, held to float64, and torch's behavior at the edges."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ def norm(name: str, fault: str = "") -> Function:
             added = Changed.apply(added, lambda grad: grad.to(dtype))
         rows = added.flatten(-len(normalized_shape))
         mean = rows.mean(-1, keepdim=True) if name == "layer_norm" else torch.zeros(())
-        centred = rows - (mean.detach() if fault == "no mean of the gradient" else mean)
-        variance = centred.square().mean(-1, keepdim=True)
+        centered = rows - (mean.detach() if fault == "no mean of the gradient" else mean)
+        variance = centered.square().mean(-1, keepdim=True)
         if fault == "squares minus square of the mean":
             variance = (rows.float().square().mean(-1, keepdim=True) - mean.float().square()).double()
         if fault == "bfloat16 statistics":
-            variance = centred.bfloat16().square().mean(-1, keepdim=True).double()
-        y = centred * (variance + {"wrong eps": eps + 1e-5, "eps is dropped": 0.0}.get(fault, eps)).rsqrt()
+            variance = centered.bfloat16().square().mean(-1, keepdim=True).double()
+        y = centered * (variance + {"wrong eps": eps + 1e-5, "eps is dropped": 0.0}.get(fault, eps)).rsqrt()
         if weight is not None and fault != "weight is dropped":
             factor = weight.double().flatten().roll(int(fault == "next weight")).expand(y.shape)
             changes = {"drops the last row": without_last_row, "bfloat16 sums over rows": summed_in_bfloat16}

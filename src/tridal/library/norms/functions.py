@@ -39,18 +39,18 @@ def rms_norm(
 
     Args:
         input: a tensor whose last sizes are `normalized_shape`, with any strides.
-        normalized_shape: the sizes of the dims that are normalised together.
+        normalized_shape: the sizes of the dims that are normalized together.
         weight: a tensor of this shape. It may be float32 with a 16-bit input.
         eps: by default, the eps of float32; for float64 input that of float64.
-        residual: a tensor of the input's shape. input + residual is rounded to the promoted dtype and normalised.
+        residual: a tensor of the input's shape. input + residual is rounded to the promoted dtype and normalized.
         weight_offset: is added to the weight in float32. With 1.0, the factor is 1 + weight, as in Gemma.
         casting: None computes in float32 and rounds once, to torch's dtype. "gemma" is the same, but the result always
-            has the dtype of the input (plus residual). "llama" rounds the normalised input to this dtype, then
+            has the dtype of the input (plus residual). "llama" rounds the normalized input to this dtype, then
             multiplies with the weight in the promoted dtype, which is the result's.
         stream: see `tridal.softmax`.
 
     Returns:
-        The normalised tensor, contiguous; with a `residual`, a tuple of it and the sum. Statistics are float32 (float64
+        The normalized tensor, contiguous; with a `residual`, a tuple of it and the sum. Statistics are float32 (float64
         for float64).
 
     Raises:
@@ -98,7 +98,7 @@ def layer_norm(
         eps: is added to the variance.
 
     Returns:
-        The normalised tensor in the dtype of the input (plus residual), contiguous; with a `residual`, a tuple
+        The normalized tensor in the dtype of the input (plus residual), contiguous; with a `residual`, a tuple
         of it and the sum.
 
     Raises:

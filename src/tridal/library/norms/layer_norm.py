@@ -16,12 +16,12 @@ MODULE = "tridal.library.norms.kernels.layer_norm"
 def reference(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, rows: RowReduce, eps: float
 ) -> tuple[Tensor, ...]:
-    """Returns the normalised sum, the sum, and mean and 1 / sqrt(variance + eps) of each row."""
+    """Returns the normalized sum, the sum, and mean and 1 / sqrt(variance + eps) of each row."""
     total, _ = add_residual(input, residual, rows)
     mean = rows.mean(total)
-    centred = total - mean
-    inverse_deviation = torch.rsqrt(rows.mean(centred * centred) + eps)
-    y = centred * inverse_deviation
+    centered = total - mean
+    inverse_deviation = torch.rsqrt(rows.mean(centered * centered) + eps)
+    y = centered * inverse_deviation
     y = y if weight is None else y * weight
     return y if bias is None else y + bias, total, mean, inverse_deviation
 

@@ -50,7 +50,7 @@ class RMSNorm(torch.nn.RMSNorm):
     @overload
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The normalised x; with a `residual`, the normalised sum and the sum."""
+        """The normalized x; with a `residual`, the normalized sum and the sum."""
         return rms_norm(
             x, self.normalized_shape, self.weight, self.eps, residual=residual, weight_offset=self.weight_offset,
             casting=self.casting,
@@ -78,5 +78,5 @@ class LayerNorm(torch.nn.LayerNorm):
     @overload
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The normalised input; with a `residual`, the normalised sum and the sum."""
+        """The normalized input; with a `residual`, the normalized sum and the sum."""
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, residual=residual)

@@ -90,7 +90,7 @@ def _fits(input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | 
 
 
 def _statistic(number: Tensor | None, input: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Returns a number per row with a size of one for each normalised dim, as torch's ops return it."""
+    """Returns a number per row with a size of one for each normalized dim, as torch's ops return it."""
     assert number is not None
     number = number.view(*number.shape, *[1] * (input.dim() - number.dim()))
     return number if dtype is None else number.to(dtype)

@@ -26,7 +26,7 @@ _TORCH_PROMOTES = _torch_promotes()
 
 
 def _dtype(named: Mapping[str, Any]) -> torch.dtype:
-    """The dtype of the normalised sum."""
+    """The dtype of the normalized sum."""
     dtype, weight, casting = total_dtype(named), named["weight"], named["casting"]
     promotes = casting == "llama" or (casting == "" and _TORCH_PROMOTES)
     return torch.promote_types(dtype, weight.dtype) if promotes and weight is not None else dtype
@@ -40,7 +40,7 @@ def reference(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, rows: RowReduce, eps: float, weight_offset: float,
     casting: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Returns the normalised sum, the sum, and 1 / sqrt(mean of squares + eps) of each row."""
+    """Returns the normalized sum, the sum, and 1 / sqrt(mean of squares + eps) of each row."""
     total, dtype = add_residual(input, residual, rows)
     inverse_rms = torch.rsqrt(rows.mean(total * total) + eps)
     y = total * inverse_rms

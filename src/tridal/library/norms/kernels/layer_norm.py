@@ -52,35 +52,35 @@ def layer_norm(
 
 
 @triton.jit
-def normalised(x, mean, inverse_deviation, AXIS: tl.constexpr):
-    """Returns the normalised element from the saved statistics of its row."""
+def normalized(x, mean, inverse_deviation, AXIS: tl.constexpr):
+    """Returns the normalized element from the saved statistics of its row."""
     return (x - tl.expand_dims(mean, AXIS)) * tl.expand_dims(inverse_deviation, AXIS)
 
 
 @triton.jit
 def weighted(dy, weight):
-    """Returns the term of total: the gradient of the normalised element."""
+    """Returns the term of total: the gradient of the normalized element."""
     return dy if weight is None else dy * weight
 
 
 @triton.jit
 def weighted_product(dy, x, weight, mean, inverse_deviation, AXIS: tl.constexpr):
-    """Returns the term of dot: the gradient of the normalised element times the normalised element."""
-    return weighted(dy, weight) * normalised(x, mean, inverse_deviation, AXIS)
+    """Returns the term of dot: the gradient of the normalized element times the normalized element."""
+    return weighted(dy, weight) * normalized(x, mean, inverse_deviation, AXIS)
 
 
 @triton.jit
 def layer_norm_gradient(dy, x, weight, mean, inverse_deviation, total, dot, count, AXIS: tl.constexpr):
-    """(dn - mean(dn) - n * mean(n * dn)) * inverse_deviation, where n is the normalised element and dn its gradient."""
-    projection = normalised(x, mean, inverse_deviation, AXIS) * tl.expand_dims(dot / count, AXIS)
-    centred = weighted(dy, weight) - tl.expand_dims(total / count, AXIS)
-    return (centred - projection) * tl.expand_dims(inverse_deviation, AXIS)
+    """(dn - mean(dn) - n * mean(n * dn)) * inverse_deviation, where n is the normalized element and dn its gradient."""
+    projection = normalized(x, mean, inverse_deviation, AXIS) * tl.expand_dims(dot / count, AXIS)
+    centered = weighted(dy, weight) - tl.expand_dims(total / count, AXIS)
+    return (centered - projection) * tl.expand_dims(inverse_deviation, AXIS)
 
 
 @triton.jit
 def weight_gradient(dy, x, mean, inverse_deviation, AXIS: tl.constexpr):
     """Returns the term of the weight's gradient."""
-    return dy * normalised(x, mean, inverse_deviation, AXIS)
+    return dy * normalized(x, mean, inverse_deviation, AXIS)
 
 
 @triton.jit

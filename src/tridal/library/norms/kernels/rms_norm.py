@@ -34,7 +34,7 @@ def rms_norm(
 
 @triton.jit
 def weighted(dy, weight, weight_offset):
-    """Returns the gradient of the normalised element."""
+    """Returns the gradient of the normalized element."""
     if weight is None:
         return dy
     else:
@@ -43,13 +43,13 @@ def weighted(dy, weight, weight_offset):
 
 @triton.jit
 def weighted_product(dy, x, weight, inverse_rms, weight_offset, AXIS: tl.constexpr):
-    """Returns the term of dot: the gradient of the normalised element times the normalised element."""
+    """Returns the term of dot: the gradient of the normalized element times the normalized element."""
     return weighted(dy, weight, weight_offset) * (x * tl.expand_dims(inverse_rms, AXIS))
 
 
 @triton.jit
 def rms_norm_gradient(dy, x, weight, inverse_rms, weight_offset, dot, count, AXIS: tl.constexpr):
-    """(dn - n * mean(n * dn)) * inverse_rms, where n is the normalised element and dn its gradient."""
+    """(dn - n * mean(n * dn)) * inverse_rms, where n is the normalized element and dn its gradient."""
     projection = x * tl.expand_dims(inverse_rms * dot / count, AXIS)
     return (weighted(dy, weight, weight_offset) - projection) * tl.expand_dims(inverse_rms, AXIS)
 
