@@ -32,7 +32,7 @@ _VARIABLES = {
     "row_reads": ("{}_ptr", "{}"), "row_index": ("{}_ptr", "{}"),
     "column_reads": ("{}_ptr", "{}", "{}_edge", "{}_chunk"), "parameters": ("{}_number",),
     "writes": ("{}_result", "{}_at", "{}_at_edge", "{}_at_chunk"), "row_writes": ("{}_per_row",),
-    "column_writes": ("{}_sums", "{}_at", "sum_of_{}"), "statistic_names": ("{}", "{}_edge"), "row_value": ("{}",),
+    "column_writes": ("{}_sums", "{}_at", "sum_of_{}"), "row_value": ("{}",),
 }  # fmt: skip
 """The variables of a schedule for a name in each field of `RowKernel`."""
 
@@ -67,9 +67,10 @@ def _derived(kernel: RowKernel) -> list[str]:
 
 def _variables(kernel: RowKernel) -> set[tuple[str, str]]:
     """Returns the variables for the names of a kernel, each with the name."""
-    fields = {field: getattr(kernel, field, None) or () for field in _VARIABLES}
-    fields |= {field: (value,) for field, value in fields.items() if isinstance(value, str)}
-    fields["statistic_names"] = tuple(statistic.name for statistic in kernel.statistics)
-    return {
-        (form.format(name), name) for field, names in fields.items() for name in names for form in _VARIABLES[field]
+    found = {(form.format(s.name), s.name) for s in kernel.statistics for form in ("{}", "{}_edge")}
+    return found | {
+        (form.format(name), name)
+        for field, forms in _VARIABLES.items()
+        for name in kernel.named(field)
+        for form in forms
     }

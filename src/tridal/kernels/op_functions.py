@@ -58,8 +58,7 @@ def op_functions(kernel: RowKernel) -> Iterator[OpFunction]:
         if statistic.rebase is not None:
             yield OpFunction("rebase", statistic.rebase, number)
     for role in ("row_value", "writes", "row_writes", "column_writes"):
-        named = getattr(kernel, role) or ()
-        yield from (OpFunction(role, name) for name in ((named,) if isinstance(named, str) else named))
+        yield from (OpFunction(role, name) for name in kernel.named(role))
 
 
 @cached_by_functions
@@ -89,7 +88,7 @@ def parameters_of(kernel: RowKernel, function: OpFunction) -> set[str]:
     """Returns the names that a function may declare."""
     role, statistics = function.role, [statistic.name for statistic in kernel.statistics]
     first, parts = statistics[:1], [f"part_{name}" for name in statistics[:1]]
-    index, value = ([name for name in (given,) if name is not None] for given in (kernel.row_index, kernel.row_value))
+    index, value = kernel.named("row_index"), kernel.named("row_value")
     picked = ["picked", *(f"picked_{name}" for name in kernel.column_reads[:1])]
     element = [*kernel.reads, *kernel.column_reads, *kernel.row_reads, "column", "AXIS", "EXP2_BIAS"]
     of_row = [*kernel.row_reads, *index, *picked, *statistics, "count"]

@@ -149,14 +149,14 @@ class Writer(Text):
     def load_rows(self, names: Collection[str]) -> None:
         """Loads numbers per row."""
         for name in [name for name in self.kernel.row_reads if name in names]:
-            self(f"{name} = tl.load({self.plan.row_at(f'{name}_ptr')}{self._row_mask()}).to(ACC)")
+            self(f"{name} = {self._row_load(self.plan.row_at(f'{name}_ptr'))}.to(ACC)")
 
     def pick(self) -> None:
         """Loads the column index of each row, and the element and the number of the column that it picks."""
         p, k = self.plan, self.kernel
         if not p.has_index:
             return
-        self(f"{k.row_index} = narrow_index(tl.load({p.row_at(f'{k.row_index}_ptr')}{self._row_mask()}))")
+        self(f"{k.row_index} = narrow_index({self._row_load(p.row_at(f'{k.row_index}_ptr'))})")
         if p.picks or p.picks_column:
             self("""
                 is_column = (INDEX >= 0) & (INDEX < cols)
@@ -165,21 +165,23 @@ class Writer(Text):
             inner = p.number("in_inner")
             inner = f"tl.cast({inner}, tl.int64)" if p.int64_offsets and inner != "1" else inner
             self(f"picked_at = {k.reads[0]}_ptr + in_row + {times('row_index', inner)} + picked_column * IN_COL")
-            self(
-                """
-                picked = tl.load(picked_at, MASK).to(ACC)
-                picked = tl.where(is_column, picked, float("nan"))""",
-                MASK=self._row_mask("is_column")[2:],
-            )
+            self(f"picked = {self._row_load('picked_at', 'is_column')}.to(ACC)")
+            self('picked = tl.where(is_column, picked, float("nan"))')
         if p.picks_column:
             name = k.column_reads[0]
-            at = f"{name}_ptr + picked_column"
-            self(f"picked_{name} = tl.load({at}{self._row_mask('is_column')}).to(ACC)")
+            self(f"picked_{name} = {self._row_load(f'{name}_ptr + picked_column', 'is_column')}.to(ACC)")
 
-    def _row_mask(self, also: str = "") -> str:
-        """Returns the arguments of a load of a number per row. The only row of a tile is always in bounds."""
-        conditions = ["row_in_bounds"] * (self.plan.rows > 1) + [also] * bool(also)
-        return f", mask={' & '.join(conditions)}, other=0" if conditions else ""
+    def _row_load(self, at: str, also: str = "") -> str:
+        """Returns the load of a number per row."""
+        mask = self._row_mask(also)
+        return f"tl.load({at}{mask}{', other=0' if mask else ''})"
+
+    def _row_mask(self, also: str) -> str:
+        """Returns the mask of an access to a number per row. The only row of a tile is always in bounds."""
+        rows = ["row_in_bounds"] * (self.plan.rows > 1)
+        also = f"({also})" if rows and " " in also else also
+        conditions = " & ".join([*rows, *filter(None, [also])])
+        return f", mask={conditions}" if conditions else ""
 
     # --- statistics
 
@@ -236,10 +238,7 @@ class Writer(Text):
 
     def store_rows(self) -> None:
         """Stores numbers per row. The first program of a row stores them."""
-        conditions = ["row_in_bounds"] * (self.plan.rows > 1) + ["rank == 0"] * bool(self.plan.rank)
-        mask = (
-            f", mask={conditions[0] if len(conditions) == 1 else 'row_in_bounds & (rank == 0)'}" if conditions else ""
-        )
+        mask = self._row_mask("rank == 0" if self.plan.rank else "")
         for name in self.kernel.row_writes:
             value = name if name == self.kernel.row_value else self.write_call("row_writes", name)
             self(f"tl.store({self.plan.row_at(f'{name}_per_row')}, VALUE{mask})", VALUE=value)

@@ -11,6 +11,11 @@ Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MAX_LIVE_TILES = 16
+TENSORS = {
+    "writes": "result", "row_writes": "per_row", "column_writes": "sums", "reads": "ptr", "added": "ptr",
+    "row_reads": "ptr", "row_index": "ptr", "column_reads": "ptr",
+}  # fmt: skip
+"""The fields of `RowKernel` that name tensors, in the order of a kernel's arguments, and the ends of their names."""
 _caches: list[Any] = []
 
 
@@ -120,15 +125,22 @@ class RowKernel:
         of a constant whose name ends in `_DTYPE` is the name of a dtype. The others are numbers, strings or None.
         Equal arguments give the same kernel.
         """
-        return _bound(self, tuple(constants.items()))
+        bound: dict[str, Any] = {"constants": (*self.constants, *constants.items())}
+        for field in ("reads", "row_reads", "column_reads", "parameters"):
+            bound[field] = tuple(name for name in getattr(self, field) if name not in constants)
+        for field in ("added", "row_index"):
+            bound[field] = None if getattr(self, field) in constants else getattr(self, field)
+        return _changed(self, **bound)
 
     def writing(self, *names: str) -> RowKernel:
         """Returns the kernel without the outputs that are not named. Equal arguments give the same kernel."""
-        return _writing(self, names)
+        fields = ("writes", "row_writes", "column_writes")
+        kept: dict[str, Any] = {field: tuple(n for n in getattr(self, field) if n in names) for field in fields}
+        return _changed(self, added=self.added if kept["writes"] else None, **kept)
 
     def with_strides(self, groups: tuple[tuple[str, str], ...], split: bool = False) -> RowKernel:
         """Returns the kernel with these `stride_groups`. Equal arguments give the same kernel."""
-        return _with_strides(self, groups, split) if groups or split else self
+        return _changed(self, stride_groups=groups, split=split) if groups or split else self
 
     @property
     def passes(self) -> int:
@@ -138,10 +150,13 @@ class RowKernel:
 
     @property
     def tensors(self) -> tuple[tuple[str, ...], ...]:
-        """The names of all tensors, grouped by kind in the order of `pointers`."""
-        added, index = (() if name is None else (name,) for name in (self.added, self.row_index))
-        writes = self.writes, self.row_writes, self.column_writes
-        return *writes, self.reads, added, self.row_reads, index, self.column_reads
+        """The names of all tensors, by the fields in `TENSORS`."""
+        return tuple(self.named(field) for field in TENSORS)
+
+    def named(self, field: str) -> tuple[str, ...]:
+        """Returns the names in a field: its tuple, its only name, or none."""
+        names = getattr(self, field)
+        return () if names is None else (names,) if isinstance(names, str) else names
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -151,21 +166,18 @@ class RowKernel:
     @property
     def pointers(self) -> tuple[str, ...]:
         """The schedules' pointer argument for each tensor."""
-        suffixes = ("result", "per_row", "sums", *["ptr"] * 5)
-        groups = zip(self.tensors, suffixes, strict=True)
-        return tuple(f"{name}_{suffix}" for names, suffix in groups for name in names)
+        return tuple(f"{name}_{end}" for field, end in TENSORS.items() for name in self.named(field))
 
     @property
     def element_pointers(self) -> tuple[str, ...]:
         """Those of the tensors with a number per element."""
-        writes, _, _, reads, added, *_ = self.tensors
-        return *(f"{name}_result" for name in writes), *(f"{name}_ptr" for name in (*reads, *added))
+        return tuple(f"{n}_{TENSORS[field]}" for field in ("writes", "reads", "added") for n in self.named(field))
 
     @property
     def names(self) -> list[str]:
         """The names of inputs, parameters, statistics, the row value and constants."""
         names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in self.statistics)]
-        names += [name for name in (self.row_value, self.row_index, self.added) if name is not None]
+        names += [name for field in ("row_value", "row_index", "added") for name in self.named(field)]
         return names + [name for name, _ in self.constants]
 
     def fault(self) -> str | None:
@@ -190,31 +202,5 @@ class RowKernel:
 
 
 @functools.lru_cache(maxsize=1024)
-def _bound(kernel: RowKernel, constants: tuple[tuple[str, Any], ...]) -> RowKernel:
-    bound = {name for name, _ in constants}
-
-    def rest(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if name not in bound)
-
-    return replace(
-        kernel,
-        reads=rest(kernel.reads),
-        added=None if kernel.added in bound else kernel.added,
-        row_reads=rest(kernel.row_reads),
-        row_index=None if kernel.row_index in bound else kernel.row_index,
-        column_reads=rest(kernel.column_reads),
-        parameters=rest(kernel.parameters),
-        constants=(*kernel.constants, *constants),
-    )
-
-
-@functools.lru_cache(maxsize=1024)
-def _writing(kernel: RowKernel, names: tuple[str, ...]) -> RowKernel:
-    kinds = {kind: getattr(kernel, kind) for kind in ("writes", "row_writes", "column_writes")}
-    kept: dict[str, Any] = {kind: tuple(n for n in given if n in names) for kind, given in kinds.items()}
-    return replace(kernel, added=kernel.added if kept["writes"] else None, **kept)
-
-
-@functools.lru_cache(maxsize=1024)
-def _with_strides(kernel: RowKernel, groups: tuple[tuple[str, str], ...], split: bool) -> RowKernel:
-    return replace(kernel, stride_groups=groups, split=split)
+def _changed(kernel: RowKernel, **fields: Any) -> RowKernel:
+    return replace(kernel, **fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tridal.kernels.op_functions import OpFunction
 from tridal.kernels.pieces import Writer
 
 
@@ -15,22 +14,21 @@ def trial(w: Writer) -> None:
     whole = p.axis == 1 and not p.constants["PARTS"]
     p.flags = {"UNNORMALISED": whole, "REFINE": whole, "GUARD": not whole}
     p.exchange, p.arguments = True, frozenset(f"{name}_number" for name in k.parameters)
-    statistics = [statistic.name for statistic in k.statistics]
-    first, laters = statistics[:1], statistics[1:]
-    rebased = [function for function in p.functions if function.role == "rebase"]
+    statistics, first = [statistic.name for statistic in k.statistics], [s.name for s in k.statistics[:1]]
+    part_first = [f"part_{name}" for name in first]
+    own = "row" if p.constants["PARTS"] else "number"  # of each part
 
     def assign(value: str, *names: str) -> None:
         for name in names:
             w(f"{name} = {value}")
 
-    def report(role: str, function: OpFunction, expected: str) -> None:
-        if p.functions[function] is not None:
-            call = p.call(function.role, function.name, statistic=function.statistic, other={"column": "column"})
-            w(f'report("{role}", "{function.name}", CALL, {expected})', CALL=call)
-
-    def report_rebased(role: str, expected: str) -> None:
-        for function in rebased:
-            report(role, function, expected)
+    def report(role: str, expected: str, name: str = "", later: bool | None = None) -> None:
+        """Reports the functions of a role: `later` selects the terms of later statistics, or of the first one."""
+        for function in p.functions:
+            chosen = later is None or (function.statistic > 0) == later
+            if function.role == role and chosen and p.functions[function] is not None:
+                call = p.call(role, function.name, statistic=function.statistic, other={"column": "column"})
+                w(f'report("{name or role}", "{function.name}", CALL, {expected})', CALL=call)
 
     w("""
         row = tl.full([ROWS], 1.0, ACC)
@@ -38,37 +36,34 @@ def trial(w: Writer) -> None:
         tile = ROW + column.to(ACC)
         number = tl.sum(row, 0)
         in_bounds = tile > 0""", COLUMN=p.body.along(f"tl.arange(0, {p.cols})"), ROW=p.body.across("row"))  # fmt: skip
-    assign("row" if p.constants["PARTS"] else "number", "part_number")
     assign("tile", *k.reads)
     assign("row", "picked", *k.row_reads, *(f"picked_{name}" for name in k.column_reads[:1]))
     assign("column.to(ACC)", *k.column_reads)
     assign("number", *p.arguments)
-    assign(f"tl.arange(0, {p.rows})", *filter(None, [k.row_index]))
-    for function in [function for function in p.functions if function.role == "term" and function.statistic == 0]:
-        report("term", function, "tile")
-    assign("row", *first, *(f"part_{name}" for name in first))
-    assign("part_number", "count")
-    for function in [function for function in p.functions if function.role == "term" and function.statistic > 0]:
-        report("term", function, "tile")
-    assign("row", *laters)
-    assign("part_number", "part_count")
+    assign(f"tl.arange(0, {p.rows})", *k.named("row_index"))
+    report("term", "tile", later=False)
+    assign("row", *first, *part_first)
+    assign(own, "count")
+    report("term", "tile", later=True)
+    assign("row", *statistics[1:])
+    assign(own, "part_count")
     assign("number", "count")
-    report_rebased("rebase", "row")
+    report("rebase", "row")
     assign(f"tl.zeros([{p.cols}, {p.rows}], ACC)", "parts")
-    assign("parts", *laters, *(f"part_{name}" for name in first))
+    assign("parts", *statistics[1:], *part_first)
     assign(f"tl.zeros([{p.cols}, 1], ACC)", "part_count")
-    report_rebased("rebase", "parts")
-    assign("parts" + (' + float("-inf")' if p.first == "max" else ""), *(f"part_{name}" for name in first))
-    report_rebased("empty", "parts")
-    assign("".join(f"part_{name}" for name in first), *first)
-    report_rebased("empty", "parts")
-    assign("number", *statistics, *(f"part_{name}" for name in first), "part_count")
-    report_rebased("rebase", "number")
-    assign("row", *statistics, *(f"part_{name}" for name in first))
-    assign("part_number", "part_scale")
-    for role, expected in (("row_value", "row"), ("row_writes", "row"), ("writes", "tile"), ("column_writes", "tile")):
-        for function in [function for function in p.functions if function.role == role]:
-            report(role, function, expected)
-        if role == "row_value" and k.row_value is not None:
-            w.row_value()
+    report("rebase", "parts")
+    assign("parts" + (' + float("-inf")' if p.first == "max" else ""), *part_first)
+    report("rebase", "parts", "empty")
+    assign("".join(part_first), *first)
+    report("rebase", "parts", "empty")
+    assign("number", *statistics, *part_first, "part_count")
+    report("rebase", "number")
+    assign("row", *statistics, *part_first)
+    assign(own, "part_scale")
+    report("row_value", "row")
+    w.row_value()
+    report("row_writes", "row")
+    report("writes", "tile")
+    report("column_writes", "tile")
     w('report("end", "", None, None)')

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tridal.devices.types import ALIGNMENT, ITEMSIZE, MAX_32_BIT_ROWS, MAX_TILE, KernelConfig, LaunchPlan, Problem
-from tridal.kernels.row_kernel import RowKernel
+from tridal.kernels.row_kernel import TENSORS, RowKernel
 from tridal.runtime.row_layout import GROUPS, RowLayout
 from tridal.runtime.scale_mask import ScaleMask
 
@@ -89,9 +89,8 @@ class KernelCall:
     def bucket(self) -> Problem:
         """The problem with rounded numbers of rows. `aligned` follows from the real sizes of the call."""
         kernel, layout, remaining = self.kernel, self.layout, iter(self.dtypes)
-        writes, row_writes, column_writes, reads, added, row_reads, _, column_reads = (
-            tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
-        )
+        dtypes = {field: tuple(itertools.islice(remaining, len(kernel.named(field)))) for field in TENSORS}
+        del dtypes["row_index"]
         units = _UNIT_STRIDES[layout.layout]
         strides = itertools.chain(*layout.groups)
         lengths = [value for name, value in zip(STRIDES, strides, strict=False) if name not in units]
@@ -101,15 +100,9 @@ class KernelCall:
             cols=layout.cols,
             inner=inner,
             outer=outer,
-            reads=reads,
-            writes=writes,
-            added=added,
-            row_reads=row_reads,
-            column_reads=column_reads,
-            row_writes=row_writes,
-            column_writes=column_writes,
+            **dtypes,
             passes=kernel.passes,
-            live_tiles=kernel.live_tiles + len(added),
+            live_tiles=kernel.live_tiles + len(dtypes["added"]),
             statistics=len(kernel.statistics),
             layout=layout.layout,
             aligned=not any(length % ALIGNMENT for length in lengths),
