@@ -52,6 +52,11 @@ def failures(function: Function, cases: Iterable[Case]) -> list[str]:
     return [f"{result.name}: {result.message}" for result in results if not result.passed]
 
 
+def is_found(function: Function, cases: Iterable[Case]) -> bool:
+    """Returns whether one of the cases fails. The cases after it do not run."""
+    return not all(check(case, on_cpu(function)).passed for case in cases)
+
+
 class Rounded(torch.autograd.Function):
     """softmax or log_softmax, computed in float32 or float64 and rounded once. The gradient may have a fault.
 

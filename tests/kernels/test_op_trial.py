@@ -20,7 +20,7 @@ from tridal.errors import PluginError
 from tridal.kernels.op_functions import op_functions
 from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.ops import table
-from tridal.ops.column_sum import COLUMN_SUM
+from tridal.pytorch.path.kernel_calls import COLUMN_SUM
 from tridal.testing import op_trial
 from tridal.testing.op_trial import check_functions, try_functions
 
