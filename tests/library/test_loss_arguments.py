@@ -1,4 +1,4 @@
-"""Arguments of the losses: torch's types of errors, and correct ones that are unusual. A list has all messages."""
+"""Arguments of the losses that are unusual, and checks of the registered op."""
 
 from __future__ import annotations
 
@@ -13,31 +13,7 @@ from torch.testing import assert_close
 import tridal
 from tridal.errors import ShapeError
 
-X, TARGET = torch.randn(4, 5), torch.tensor([0, 4, 1, 2])
-WRONG: dict[str, dict[str, Any]] = {
-    "reduction": {"reduction": "avg"},
-    "ignore_index": {"ignore_index": 1.5},
-    "weight shape": {"weight": torch.rand(4)},
-    "weight dtype": {"weight": torch.rand(5).double()},
-    "weight device": {"weight": torch.rand(5, device="meta")},
-    "too large": {"target": torch.tensor([0, 5, 1, 2])},
-    "int32 index": {"target": TARGET.int()},
-    "integer probabilities": {"target": torch.ones(4, 5, dtype=torch.int64)},
-    "ignored probabilities": {"target": torch.rand(4, 5), "ignore_index": 1},
-    "target type": {"target": [0, 1, 2, 3]},
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-@pytest.mark.parametrize("linear", [False, True])
-def test_errors_have_the_types_of_torch(device: torch.device, case: str, linear: bool) -> None:
-    if device.type != "cpu":
-        pytest.skip("the tensors are on the CPU")
-    given = {"target": TARGET, **WRONG[case]}
-    with pytest.raises(Exception) as theirs:  # noqa: PT011
-        functional.cross_entropy(X, **given)
-    with pytest.raises(theirs.type, match=f"cross_entropy: {[*WRONG[case]][-1]} must"):
-        tridal.linear_cross_entropy(X, torch.eye(5), **given) if linear else tridal.cross_entropy(X, **given)
+X = torch.randn(4, 5)
 
 
 @pytest.mark.parametrize("function", [tridal.cross_entropy, tridal.log_probs])

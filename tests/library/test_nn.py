@@ -90,11 +90,6 @@ def test_a_new_module_with_an_offset_scales_by_one(device: torch.device) -> None
     assert module(x.half()).dtype is torch.float16
 
 
-def test_bad_casting_is_refused_when_the_module_is_made() -> None:
-    with pytest.raises(ValueError, match="casting must be None, 'llama' or 'gemma', got 'bf16'"):
-        tridal.nn.RMSNorm(6, casting="bf16")  # type: ignore[arg-type]
-
-
 def test_loss_modules_equal_the_functions_and_share_state_dicts_with_torch(device: torch.device) -> None:
     x, target = torch.randn(4, 7, device=device), torch.tensor([1, -100, 5, 0], device=device)
     weight = torch.rand(7, device=device)

@@ -203,21 +203,6 @@ def test_random_modifications_equal_torch(
         assert_close(torch.autograd.grad(ours, x, g)[0], expected, equal_nan=True)
 
 
-def test_derivatives_and_vmap_of_causal_scores_with_masked_rows(device: torch.device) -> None:
-    x = torch.randn(2, 4, dtype=torch.float64, device=device, requires_grad=True)
-    keep = torch.rand(2, 4, device=device) > 0.3
-    keep[0] = False
-    arguments: dict[str, Any] = {"scale": -0.7, "causal": True, "masked_rows": "zero"}
-    assert torch.autograd.gradcheck(
-        lambda z: tridal.softmax(z, mask=keep, **arguments), (x,), check_forward_ad=True, check_batched_grad=True
-    )
-    assert torch.autograd.gradgradcheck(lambda z: tridal.softmax(z, mask=keep, **arguments), (x,))
-    inputs, masks = torch.randn(3, 2, 4, dtype=torch.float64, device=device), torch.rand(3, 2, 4, device=device) > 0.3
-    functions = [lambda z, m, f=f: f(z, mask=m, **arguments) for f in (tridal.softmax, reference)]
-    for pair, dims in (((inputs, masks), (0, 0)), ((inputs, keep), (0, None)), ((inputs[0], masks), (None, 0))):
-        assert_close(*(torch.vmap(function, dims)(*pair) for function in functions))
-
-
 def test_torch_computes_where_no_backend_serves() -> None:
     x = torch.randn(B, Q, K, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(Q, K) > 0.3

@@ -1,0 +1,125 @@
+"""Wrong arguments of the functions: one check for each kind of message, with torch's type of error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from tridal.errors import DimensionError, DTypeError, LayoutError, ShapeError, TensorDeviceError
+
+X, W, TARGET, HEADS, FACTOR = (
+    torch.randn(4, 8),
+    torch.ones(8),
+    torch.arange(4),
+    torch.ones(2, 3, 5, 4),
+    torch.ones(5, 4),
+)
+META = torch.ones(8, device="meta")
+SOFTMAX: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"dim": 2}, DimensionError, r"dim must be from -2 to 1 for input of shape \(4, 8\), got 2"),
+    ({"dim": 1.0}, TypeError, "dim must be an int, got 1.0"),
+    ({"dtype": torch.int32}, DTypeError, "dtype must be a floating-point torch.dtype or None, got torch.int32"),
+    ({"input": TARGET}, DTypeError, "got torch.int64: pass dtype=, for example dtype="),
+    ({"input": X.cfloat()}, DTypeError, "input must have a floating-point dtype, got torch.complex64"),
+    ({"input": X.to_sparse()}, LayoutError, r"use input.to_dense\(\) or torch\.sparse\.(log_)?softmax"),
+    ({"input": X.to_sparse_csr()}, LayoutError, "input must be a dense tensor, got the layout torch.sparse_csr"),
+    ({"input": [1.0, 2.0]}, TypeError, "input must be a torch.Tensor, got list"),
+]
+SCALED = [
+    ({"mask": [True]}, TypeError, "mask must be a torch.Tensor or None, got list"),
+    ({"mask": torch.ones(8, dtype=torch.int64)}, DTypeError, "mask must have a boolean dtype .*, got torch.int64"),
+    ({"mask": torch.ones(3)}, ShapeError, r"mask must have .* broadcast to \(4, 8\), .* got \(3,\)"),
+    ({"scale": "big"}, TypeError, "scale must be a number, got 'big'"),
+    ({"scale": 2.0, "dim": 2}, DimensionError, "dim must be from -2 to 1"),
+    ({"causal": True, "dim": 0}, DimensionError, "dim must be -1 of at least two dims, queries by keys, with causal"),
+    ({"causal": True, "input": X[0]}, DimensionError, "dim must be -1 of at least two dims"),
+    ({"masked_rows": "one"}, ValueError, "masked_rows must be 'nan' or 'zero', got 'one'"),
+]
+NORM = [
+    ({"input": [1.0]}, TypeError, "input must be a torch.Tensor, got list"),
+    ({"normalized_shape": 8}, TypeError, r"must be a tuple of ints, got 8: pass \(8,\)"),
+    ({"normalized_shape": (8.0,)}, TypeError, "each size of normalized_shape must be an int, got 8.0"),
+    ({"normalized_shape": ()}, ShapeError, r"must be the last sizes \(at least one\) of input"),
+    ({"normalized_shape": (7,)}, ShapeError, r"must be the last sizes .* the shape \(4, 8\), got \(7,\)"),
+    ({"weight": torch.ones(1, 8)}, ShapeError, r"weight must have the shape \(8,\), got \(1, 8\): a number per column"),
+    ({"weight": META}, TensorDeviceError, "weight must be on .*, as input is, got meta"),
+    ({"eps": "a"}, TypeError, "eps must be a number, got 'a'"),
+]
+OF_TRIDAL = [
+    ({"residual": W}, ShapeError, r"residual must have the shape \(4, 8\), got \(8,\)"),
+    ({"input": X.int(), "residual": X}, DTypeError, "input must have the dtype float16"),
+    ({"casting": "bf16"}, ValueError, "casting must be None, 'llama' or 'gemma', got 'bf16'"),
+    ({"weight_offset": "1"}, TypeError, "weight_offset must be a number, got '1'"),
+]
+ENTROPY = [
+    ({"reduction": "avg"}, ValueError, "reduction must be 'none', 'mean' or 'sum', got 'avg'"),
+    ({"label_smoothing": 1.5}, RuntimeError, "label_smoothing must be a number from 0 to 1, got 1.5"),
+    ({"ignore_index": 1.5}, TypeError, "ignore_index must be an int"),
+    ({"weight": torch.rand(4)}, RuntimeError, r"weight must have the shape \(8,\), got \(4,\): a number per class"),
+    ({"weight": W.double()}, RuntimeError, "weight must have the dtype torch.float32 of the logits"),
+    ({"weight": META}, RuntimeError, "weight must be on"),
+    ({"target": torch.tensor([0, 8, 1, 2])}, IndexError, "target must hold classes from 0 to 7, got 8"),
+    ({"target": TARGET.int()}, RuntimeError, "target must have the dtype torch.int64 or torch.uint8"),
+    ({"target": TARGET[:3]}, ValueError, r"target must have the shape \(4,\) for indices"),
+    ({"target": TARGET.repeat(8, 1).t()}, RuntimeError, "target must have a floating-point dtype"),
+    ({"target": torch.rand(4, 8), "ignore_index": 1}, RuntimeError, "ignore_index must be negative or absent"),
+    ({"target": [0, 1, 2, 3]}, TypeError, "target must be a torch.Tensor, got list"),
+]
+GLU = [
+    (
+        {"input": X[:, :3], "up": None},
+        ShapeError,
+        r"input must have a last dim of even size .*, got the shape \(4, 3\)",
+    ),
+    ({"up": X[0]}, ShapeError, r"up must have the shape \(4, 8\), got \(8,\): a number per element"),
+    ({"up": X.bool()}, DTypeError, "up must have a floating-point dtype, got torch.bool"),
+    ({"up": X.to("meta")}, TensorDeviceError, "up must be on .*, as input is, got meta"),
+    ({"casting": "llama"}, ValueError, "casting must be None or 'transformers', got 'llama'"),
+    ({"approximate": "erf"}, ValueError, "approximate must be 'none' or 'tanh', got 'erf'"),
+]
+ROTARY = [
+    ({"sin": None}, TypeError, "sin must be a torch.Tensor, got NoneType"),
+    ({"key": HEADS.int()}, DTypeError, "key must have a floating-point dtype, got torch.int32"),
+    ({"key": HEADS[..., :3]}, ShapeError, r"key must have four dims, .* even size, got the shape \(2, 3, 5, 3\)"),
+    ({"cos": FACTOR[:4]}, ShapeError, r"cos must have the shape \(2, 5, 4\), \(1, 5, 4\) or \(5, 4\) with query of"),
+    ({"unsqueeze_dim": 3}, ValueError, "unsqueeze_dim must be 1 or 2, got 3"),
+]
+LAYER = {"linear_weight": torch.eye(8), "target": TARGET}
+CALLS: dict[str, tuple[dict[str, Any], list[Any], bool]] = {
+    "softmax": ({"dim": -1}, SOFTMAX, True),
+    "log_softmax": ({"dim": -1}, SOFTMAX, True),
+    "softmax of scores": ({}, SCALED, False),
+    "rms_norm": ({"normalized_shape": (8,)}, NORM, True),
+    "layer_norm": ({"normalized_shape": (8,)}, NORM, True),
+    "rms_norm of tridal": ({"normalized_shape": (8,)}, OF_TRIDAL, False),
+    "cross_entropy": ({"target": TARGET}, ENTROPY, True),
+    "linear_cross_entropy": (LAYER, ENTROPY, False),
+    "geglu": ({"up": X}, GLU, False),
+    "rotary_embedding": ({"query": HEADS, "key": HEADS, "cos": FACTOR, "sin": FACTOR, "input": None}, ROTARY, False),
+}
+"""The arguments of a correct call besides the input, the wrong ones, and whether torch has the function."""
+WRONG = [(name, *row) for name, (_, rows, _) in CALLS.items() for row in rows]
+
+
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize(("name", "wrong", "error", "message"), WRONG, ids=[f"{w[0]} {w[3]}" for w in WRONG])
+def test_errors_name_the_argument_and_have_torchs_types(
+    device: torch.device, served: bool, name: str, wrong: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    if device.type != "cpu":
+        pytest.skip("the tensors are on the CPU")
+    correct, _, is_torchs = CALLS[name]
+    given = {key: value for key, value in ({"input": X} | correct | wrong).items() if value is not None or key in wrong}
+    op = name.split()[0]
+    with (
+        tridal.use(device=None if served else "auto"),
+        pytest.raises(error, match=f"{op.removeprefix('linear_')}: .*{message}"),
+    ):
+        getattr(tridal, op)(**given)
+    if is_torchs:
+        with pytest.raises(Exception) as theirs:  # noqa: PT011
+            getattr(torch if hasattr(torch, op) else torch.nn.functional, op)(**given)
+        assert issubclass(error, theirs.type)
