@@ -42,13 +42,6 @@ def test_the_weight_of_another_class_may_be_infinite_if_a_row_is_ignored(device:
     assert_close(tridal.cross_entropy(x, target, weight), functional.cross_entropy(x, target, weight))
 
 
-def test_numbers_of_numpy_are_accepted(device: torch.device) -> None:
-    numpy = pytest.importorskip("numpy")
-    x, target = torch.randn(4, 5, device=device), torch.zeros(4, dtype=torch.int64, device=device)
-    expected = functional.cross_entropy(x, target, label_smoothing=0.25)
-    assert_close(tridal.cross_entropy(x, target, label_smoothing=numpy.float32(0.25)), expected)
-
-
 def test_meta_tensors_have_a_meta_loss() -> None:
     x, target = torch.empty(7, 5, device="meta"), torch.empty(7, dtype=torch.int64, device="meta")
     assert tridal.cross_entropy(x, target, reduction="none").shape == (7,)  # type: ignore[union-attr]
