@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from matplotlib.colors import to_rgba
 from model_tables import Result
 
-from tridal.benchmarks.plot_style import PIXEL, QUIET, SMALL, Bar, Picture, draw_bars, make_figure
+from tridal.benchmarks.plot_style import PIXEL, QUIET, SMALL, Picture, emphasis, look_of, make_figure
+from tridal.benchmarks.providers import OURS
 
 SHOWN = {
     "unchanged": ("unchanged", "unchanged"),
@@ -26,6 +29,35 @@ PANELS = {"tokens_per_second": "tokens/s, unchanged = 1", "peak_gib": "peak memo
 NOTE = "tridal: tridal.kernelize(model), and with fused_loss=True. Medians, random weights."
 ROW, LEFT, RIGHT = 21, 136, 44  # height of a row, and widths of the names and of the values, in CSS pixels
 REASON = 34  # letters
+
+
+class Bar(NamedTuple):
+    """A bar at `y` with a text at its end."""
+
+    y: float
+    provider: str
+    value: float
+    text: str
+
+
+def draw_bars(axis: Any, bars: Sequence[Bar], limit: float, names: Mapping[int, tuple[str, str]]) -> None:
+    """Draws horizontal bars with their values, from the top down. The panel's width is the value `limit`.
+
+    `names` are the texts to the left of the panel at each y, in the style of a provider: (provider, text).
+    """
+    axis.set_yticks(list(names), [text for _, text in names.values()])
+    for tick, (provider, _) in zip(axis.get_yticklabels(), names.values(), strict=True):
+        tick.set(**emphasis(provider))
+    axis.set(xlim=(0, limit), ylim=(max(names) + 0.5, -0.5))
+    axis.xaxis.set_visible(False)
+    axis.grid(visible=False)
+    axis.spines["bottom"].set_visible(False)
+    place = {"xytext": (5 * PIXEL, 0), "textcoords": "offset points", "va": "center_baseline"}
+    for bar in bars:
+        color = look_of(bar.provider).light
+        strength = 1.0 if bar.provider == OURS else 0.45
+        axis.barh(bar.y, bar.value, 0.66, facecolor=to_rgba(color, strength), edgecolor=color, lw=0.8)
+        axis.annotate(bar.text, (bar.value, bar.y), annotation_clip=False, **place, **emphasis(bar.provider))
 
 
 def make_pictures(results: Sequence[Result], device: str, versions: Mapping[str, str]) -> Iterator[Picture]:

@@ -21,12 +21,14 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path[1:1] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "benchmarks")]
 
 from figures import benchmark_pages, front_page, pictures  # noqa: E402
 from figures.stored import BENCHMARKS, ROOT, Results  # noqa: E402
+from tridal.benchmarks import plot_style  # noqa: E402
 
 PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "results.md")]
 BLOCKS = {**benchmark_pages.BLOCKS, **front_page.BLOCKS}
@@ -55,12 +57,22 @@ def with_blocks(page: Path, text: str, results: Results) -> str:
     return BLOCK.sub(replace, text)
 
 
+def make_pages(results: Results, descriptions: Mapping[Path, str]) -> dict[Path, str]:
+    """Returns the text of each page. `descriptions` are those of the pictures."""
+    pages = pictures.results_pages(results, descriptions)
+    for page in PAGES:
+        pages[page] = with_blocks(page, pictures.describe_images(page, page.read_text(), descriptions), results)
+    return pages
+
+
 def make_files(results: Results) -> dict[Path, str]:
     """Returns the text of each picture and page."""
-    files, descriptions = pictures.make_pictures(results)
-    for page in PAGES:
-        files[page] = with_blocks(page, pictures.describe_images(page, page.read_text(), descriptions), results)
-    return files
+    files: dict[Path, str] = {}
+    with plot_style.style():
+        drawn = pictures.draw(results)
+        for file, picture in drawn.items():
+            files |= pictures.texts(file, picture)
+    return files | make_pages(results, {file: picture.description for file, picture in drawn.items()})
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from figures.stored import BENCHMARKS, Results
 from tridal.benchmarks import plot_style, plots, report
 from tridal.benchmarks.results import select
 
-SHOWN_OF_OTHER_GPUS = ("suite-bfloat16-forward", "suite-bfloat16-backward")
-"""The pictures of ops on other GPUs than the H200. The tables have all results."""
+SHOWN = ("suite-bfloat16-forward", "suite-bfloat16-backward")
+"""The pictures of ops. The tables have all results."""
 IMAGE = re.compile(r'(?P<before>!\[|<img alt=")[^\]"]*(?P<after>\]\(|" src=")(?P<path>[^)"\s]+\.svg)')
 """A picture in Markdown, or in HTML with its description before its path."""
 
@@ -28,31 +28,36 @@ def plot_front(document: Mapping[str, Any]) -> plot_style.Picture:
     return plots.plot_by_columns("front", title, rows, "share_of_copy", document)
 
 
-def make_pictures(stored: Results) -> tuple[dict[Path, str], dict[Path, str]]:
-    """Returns the text of each picture and of each page of results, and the description of each picture."""
-    files: dict[Path, str] = {}
-    descriptions: dict[Path, str] = {}
+def draw(stored: Results) -> dict[Path, plot_style.Picture]:
+    """Draws all pictures. Returns each by the path of its file for a light page."""
+    drawn: dict[Path, plot_style.Picture] = {}
+    for gpu in (stored, *stored.gpus.values()):
+        for op, document in gpu.ops.items():
+            shown = (picture for picture in plots.make_pictures(document) if picture.name in SHOWN)
+            drawn |= {gpu.folders[op] / f"{picture.name}.svg": picture for picture in shown}
+    drawn[BENCHMARKS / "front.svg"] = plot_front(stored.ops["softmax"])
+    record = stored.models_record
+    results = [Result(**result) for result in record["results"] if result["work"] == "training"]
+    for picture in model_plots.make_pictures(results, record["device"], record["versions"]):
+        drawn[BENCHMARKS / "models" / f"{picture.name}.svg"] = picture
+    return drawn
 
-    def add(folder: Path, picture: plot_style.Picture) -> None:
-        light, dark = plot_style.svg_texts(picture.figure)
-        files.update({folder / f"{picture.name}.svg": light, folder / f"{picture.name}-dark.svg": dark})
-        descriptions[folder / f"{picture.name}.svg"] = picture.description
 
-    with plot_style.style():
-        for gpu in (stored, *stored.gpus.values()):
-            for op, document in gpu.ops.items():
-                folder = gpu.folders[op]
-                for picture in plots.make_pictures(document):
-                    if gpu is stored or picture.name in SHOWN_OF_OTHER_GPUS:
-                        add(folder, picture)
-                pictures = {file: text for file, text in descriptions.items() if file.parent == folder}
-                files[folder / "results.md"] = report.markdown(document, pictures)
-        add(BENCHMARKS, plot_front(stored.ops["softmax"]))
-        record = stored.models_record
-        results = [Result(**result) for result in record["results"] if result["work"] == "training"]
-        for picture in model_plots.make_pictures(results, record["device"], record["versions"]):
-            add(BENCHMARKS / "models", picture)
-    return files, descriptions
+def texts(file: Path, picture: plot_style.Picture) -> dict[Path, str]:
+    """Returns the text of a picture's file for a light page, and of that for a dark page."""
+    light, dark = plot_style.svg_texts(picture.figure)
+    return {file: light, file.with_name(f"{file.stem}-dark.svg"): dark}
+
+
+def results_pages(stored: Results, descriptions: Mapping[Path, str]) -> dict[Path, str]:
+    """Returns the text of the page of results beside each results.json."""
+    pages = {}
+    for gpu in (stored, *stored.gpus.values()):
+        for op, document in gpu.ops.items():
+            shown = {file: text for file, text in descriptions.items() if file.parent == gpu.folders[op]}
+            shown.pop(BENCHMARKS / "front.svg", None)
+            pages[gpu.folders[op] / "results.md"] = report.markdown(document, shown)
+    return pages
 
 
 def describe_images(page: Path, text: str, descriptions: Mapping[Path, str]) -> str:

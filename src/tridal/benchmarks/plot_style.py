@@ -1,4 +1,4 @@
-"""The style of all pictures: sizes in CSS pixels, colors and names of providers, bars, PNG and SVG files.
+"""The style of all pictures: sizes in CSS pixels, colors and names of providers, PNG and SVG files.
 
 Pictures are drawn for a light page. `svg_texts` also returns them in the colors for a dark page. Needs matplotlib.
 """
@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +31,6 @@ PANEL_WIDTH = WIDTH - LEFT - RIGHT
 _ABOVE = 30  # space above each row of panels, in CSS pixels
 _KEYS_PER_LINE = 6
 _INCH = 96  # CSS pixels
-_QUIET_BAR = 0.45  # opacity
 _EDGE = 10  # space at the borders of a picture, in CSS pixels
 _LINE = 1.35  # distance of two lines of text, in font sizes
 _CAPTION_LETTERS = 104  # per line
@@ -166,41 +164,6 @@ class Picture(NamedTuple):
     name: str
     figure: Figure
     description: str
-
-
-class Bar(NamedTuple):
-    """A bar at `y` with a text at its end, and a line for the spread of its value."""
-
-    y: float
-    provider: str
-    value: float
-    text: str
-    spread: tuple[float, float] = (nan, nan)
-    is_hollow: bool = False
-
-
-def draw_bars(axis: Any, bars: Sequence[Bar], limit: float, names: Mapping[int, tuple[str, str]]) -> None:
-    """Draws horizontal bars with their values, from the top down. The panel's width is the value `limit`.
-
-    `names` are the texts to the left of the panel at each y, in the style of a provider: (provider, text).
-    """
-    from matplotlib.colors import to_rgba
-
-    axis.set_yticks(list(names), [text for _, text in names.values()])
-    for tick, (provider, _) in zip(axis.get_yticklabels(), names.values(), strict=True):
-        tick.set(**emphasis(provider))
-    axis.set(xlim=(0, limit), ylim=(max(names) + 0.5, -0.5))
-    axis.xaxis.set_visible(False)
-    axis.grid(visible=False)
-    axis.spines["bottom"].set_visible(False)
-    for bar in bars:
-        color = look_of(bar.provider).light
-        strength = 0.0 if bar.is_hollow else 1.0 if bar.provider == OURS else _QUIET_BAR
-        axis.barh(bar.y, bar.value, 0.66, facecolor=to_rgba(color, strength), edgecolor=color, lw=0.8)
-        axis.hlines(bar.y, *bar.spread, color=INK, lw=0.9)
-        end = bar.value if bar.spread[1] != bar.spread[1] else max(bar.spread[1], bar.value)
-        place = {"xytext": (5 * PIXEL, 0), "textcoords": "offset points", "va": "center_baseline"}
-        axis.annotate(bar.text, (end, bar.y), annotation_clip=False, **place, **emphasis(bar.provider))
 
 
 def save_png(figure: Figure, folder: Path, name: str) -> Path:

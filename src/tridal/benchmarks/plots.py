@@ -1,4 +1,4 @@
-"""The pictures of a run: lines by shape or by number of columns, and bars of host times. Needs matplotlib."""
+"""The pictures of a run: lines by shape or by number of columns. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tridal.benchmarks import plot_style as look
-from tridal.benchmarks.plot_style import LETTER, PIXEL, TIMES, Bar, Picture, draw_bars, look_of, make_figure, title_of
+from tridal.benchmarks.plot_style import LETTER, PIXEL, Picture, look_of, make_figure
 from tridal.benchmarks.plot_text import UNITS, compact, describe_rates, describe_run, shape_label, summarize
 from tridal.benchmarks.providers import COPY, OURS
 from tridal.benchmarks.report import has_shares, providers, quantiles
@@ -42,8 +42,6 @@ def make_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
         suite = [row for row in chosen if row["group"] != "grid"]
         for direction in distinct(suite, "direction"):
             yield _plot_by_shape(select(suite, direction=direction), document)
-    if document["host"]:
-        yield _plot_host_times(document)
 
 
 def plot_by_columns(name: str, title: str, rows: Rows, column: str, document: Mapping[str, Any]) -> Picture:
@@ -114,7 +112,7 @@ def _share_panels(classes: Mapping[str, Sequence[str]]) -> list[list[_Class]]:
 
 
 def _shown(rows: Rows) -> list[str]:
-    """Returns the providers of a picture.."""
+    """Returns the providers of a picture."""
     return [*providers(rows, skipped=False), COPY]
 
 
@@ -166,25 +164,3 @@ def _plot_line(axis: Any, name: str, points: Sequence[tuple[float, Row]], column
     if hollow := [(at, row[column]) for at, row in points if row["ms"] and row[noisy]]:
         axis.scatter(*zip(*hollow, strict=True), marker=own.marker, s=16, linewidths=0.9, zorder=front + 0.5,
                      facecolors=look.PAPER, edgecolors=own.light)  # fmt: skip
-
-
-def _plot_host_times(document: Mapping[str, Any]) -> Picture:
-    """Plots how many microseconds a call keeps the host busy."""
-    rows = sorted((row for row in document["host"] if row["us"]), key=lambda row: row["grad"])
-    times = {row["provider"]: row["us"] for row in rows}
-    names = sorted(times, key=times.__getitem__)
-    caption = f"Medians. Thin lines: 20% to 80% quantile. Hollow: unreliable. {describe_run(document)}"
-    title, headings, parts = f"Host time of {document['op']} on 8{TIMES}128", ("without gradient", "with gradient"), []
-    sizes = [(24 * len(names), 6)]
-    figure, axes = make_figure(title, "microseconds of a call", caption, sizes, columns=2, left=104, right=60)
-    for axis, heading, grad in zip(axes, headings, (False, True), strict=True):
-        bars = []
-        for row in select(rows, grad=grad):
-            name, text = row["provider"], f"{row['us']:.1f}"
-            bars.append(Bar(names.index(name), name, row["us"], text, quantiles(row, "us"), row["noisy"]))
-        axis.set_title(heading)
-        titles = {y: (name, title_of(name) if axis is axes[0] else "") for y, name in enumerate(names)}
-        draw_bars(axis, bars, max(row["us_80"] for row in rows), titles)
-        bars.sort()
-        parts.append(f"{heading} " + ", ".join(f"{title_of(bar.provider)} {bar.text}" for bar in bars))
-    return Picture("host", figure, f"{title} in microseconds: {'; '.join(parts)}.")

@@ -20,7 +20,6 @@ import torch
 import tridal
 from tridal.benchmarks.op_benchmark import OpBenchmark
 from tridal.benchmarks.providers import Provider
-from tridal.benchmarks.results_format import find_fault
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
 from tridal.runtime.kernel_files import write_atomically
@@ -31,6 +30,15 @@ Rows: TypeAlias = Sequence[Row]
 
 _FORMAT = "tridal benchmark 2"
 _EXPECTED = f"expected the results.json of a run of `tridal bench` ({_FORMAT!r})"
+_KEYS = ("date", "interrupted", "command", "machine", "providers", "op", "passes", "aims", "measurements", "host")
+_COLUMNS: Mapping[str, Sequence[str]] = {
+    "measurements": (
+        "group", "op", "direction", "dtype", "shape", "rows", "cols", "provider", "ms", "ms_20", "ms_80", "gbps",
+        "share_of_copy", "noisy", "share_noisy", "skipped",
+    ),
+    "host": ("provider", "grad", "us", "us_20", "us_80", "noisy", "skipped"),
+}  # fmt: skip
+"""The columns of the rows in each list of a document."""
 _RESULTS, _PARTIAL = "results.json", "results.partial.json"
 _WRITTEN = ("results.*", "host.*", "overview*.png", "grid-*.png", "suite-*.png")  # patterns of all files of a run
 
@@ -111,18 +119,18 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
     write_atomically(written[0], json.dumps(document, indent=1) + "\n")
     for former in {file for pattern in _WRITTEN for file in folder.glob(pattern)} - set(written):
         former.unlink()
-    for name, rows in (("results.csv", document["measurements"]), ("host.csv", document["host"])):
-        if rows:
+    for name, kind in (("results.csv", "measurements"), ("host.csv", "host")):
+        if document[kind]:
             written.append(folder / name)
             with written[-1].open("w", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(rows[0]), extrasaction="ignore")
+                writer = csv.DictWriter(file, fieldnames=_COLUMNS[kind], extrasaction="ignore")
                 writer.writeheader()
-                writer.writerows(rows)
+                writer.writerows(document[kind])
     return written
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Reads a results.json. Raises ResultsError if it cannot be read, is not JSON, or has another format or a fault."""
+    """Reads a results.json. Raises ResultsError if it cannot be read, is not JSON, or is not the file of a run."""
     try:
         document = json.loads(file.read_text())
     except OSError as error:
@@ -131,9 +139,20 @@ def load(file: Path) -> dict[str, Any]:
         raise ResultsError(f"{file}: not JSON: {error}; {_EXPECTED}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ResultsError(f"{file}: {_EXPECTED}")
-    if fault := find_fault(document):
-        raise ResultsError(f"{file}: {fault}; {_EXPECTED}")
+    if missing := next(_missing(document), None):
+        raise ResultsError(f"{file}: {missing} is missing; {_EXPECTED}")
     return document
+
+
+def _missing(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what the document of a run lacks: keys, columns of rows, or all measurements."""
+    missing = [key for key in _KEYS if key not in document]
+    yield from missing
+    for kind, columns in _COLUMNS.items() if not missing else ():
+        for index, row in enumerate(document[kind]):
+            yield from (f"{kind}[{index}].{column}" for column in columns if column not in row)
+    if not missing and not (document["measurements"] or document["host"]):
+        yield "each measurement"
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
