@@ -11,7 +11,7 @@ import torch
 from tridal.benchmarks import measuring, workloads
 from tridal.benchmarks.measuring import make_row
 from tridal.benchmarks.op_benchmark import benchmark_of
-from tridal.benchmarks.providers import COPY, PROVIDERS
+from tridal.benchmarks.providers import COPY
 from tridal.benchmarks.timing import Timing
 from tridal.benchmarks.workloads import SHAPE_CLASSES, ShapeClass, Workload, make_workloads
 
@@ -64,16 +64,6 @@ def test_shape_class_makes_one_workload_per_shape_and_fewer_rows_on_a_cpu(shape_
     assert max(math.prod(workload.shape) for workload in shrunk) <= 1 << 21
 
 
-def test_suite_covers_narrow_wide_odd_sliced_and_single_rows() -> None:
-    classes = SHAPE_CLASSES.values()
-    widths = {found.name: {shape[found.dim] for shape in (*found.shapes, *found.slices)} for found in classes}
-    assert {32, 32_768} <= widths["rows"]
-    assert {65_536, 1_048_576} <= widths["wide"]
-    assert {257, 781, 1001, 50_257, 151_935} <= widths["odd"]
-    assert any(found.slices for found in classes)
-    assert min(shape[0] for shape in SHAPE_CLASSES["few"].shapes) == 1
-
-
 def test_slice_input_is_an_unaligned_view() -> None:
     workload = Workload("odd", "softmax", "forward", "float32", (6, 64), is_slice=True)
     (x,), _, (grad,) = measuring.make_inputs(workload, benchmark_of("softmax"), CPU)
@@ -86,9 +76,3 @@ def test_slice_input_is_an_unaligned_view() -> None:
 def test_label_names_shape_dim_and_slice() -> None:
     labels = [SMALL.label, replace(SMALL, shape=(4, 8, 2), dim=1).label, replace(SMALL, is_slice=True).label]
     assert labels == ["2x3", "4x8x2 dim 1", "2x3 slice"]
-
-
-def test_libraries_of_gpu_kernels_are_not_measured_on_a_cpu() -> None:
-    on_cpu = {name for name, provider in PROVIDERS.items() if provider.on_cpu}
-    assert on_cpu.isdisjoint({"torch.compile", "Liger-Kernel", "FlagGems", "quack"})
-    assert on_cpu >= {"tridal", "torch"}

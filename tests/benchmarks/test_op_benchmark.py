@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -20,14 +19,13 @@ import tridal
 from op_samples import LOGSUMEXP, SKIP_NORM
 from several_results import ARGMAX, BY_SUM, ROW_ENERGY, WEIGH
 from third_party_op import UNIT_NORM
-from tridal.benchmarks import measuring, timing
-from tridal.benchmarks.op_benchmark import Function, OpBenchmark, benchmark_of, measured_ops, random_tensor
+from tridal.benchmarks import measuring, results, timing
+from tridal.benchmarks.op_benchmark import Function, OpBenchmark, benchmark_of, measured_ops
 from tridal.benchmarks.providers import COPY, PROVIDERS, Provider
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.workloads import SHAPE_CLASSES, Workload, make_workloads
 from tridal.errors import PluginError
 from tridal.ops import Op, per_column, per_element, row_maths
-from tridal.ops.arguments import Argument
 
 CPU = torch.device("cpu")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -64,13 +62,6 @@ def test_implementations_without_another_library_agree_with_torch(op: str, dim: 
         assert {row["provider"]: row["skipped"] for row in rows} == dict.fromkeys(names)
 
 
-@pytest.mark.usefixtures("unit_norm_in_table")
-def test_functions_of_an_op_without_an_entry_are_derived() -> None:
-    assert set(benchmark_of("softmax").functions) == set(PROVIDERS) - {"reference"}
-    assert set(benchmark_of("log_softmax").functions) == set(PROVIDERS) - {"reference", "Liger-Kernel", "quack"}
-    assert set(benchmark_of("unit_norm").functions) == {"tridal", "reference", "torch.compile"}
-
-
 @pytest.fixture
 def add_benchmark(monkeypatch: pytest.MonkeyPatch, add_op: Any) -> Any:
     """Returns a function that adds UNIT_NORM to the table of ops, with this benchmark."""
@@ -85,7 +76,7 @@ def add_benchmark(monkeypatch: pytest.MonkeyPatch, add_op: Any) -> Any:
 @pytest.mark.parametrize("file", sorted(PUBLISHED.rglob("results.json")), ids=lambda file: file.parent.name)
 def test_useful_traffic_and_shapes_are_those_of_the_published_results(file: Path) -> None:
     """Rates of former runs can be compared with those of new ones."""
-    document = json.loads(file.read_text())
+    document = results.load(file)
     entry, rows = benchmark_of(document["op"]), document["measurements"]
     assert entry.traffic == document["passes"]
     for group in {row["group"] for row in rows}:
@@ -117,24 +108,12 @@ def test_tensors_traffic_and_implementations_follow_from_the_roles(add_op: Any, 
     assert [tuple(tensor.shape) for tensor in measuring.make_inputs(workload, entry, CPU).tensors] == shapes
     with tridal.use(device="interpreter", fallback="error"), tridal.record_calls() as calls:
         for direction in traffic:
-            rows = measure(replace(workload, direction=direction), *map(PROVIDERS.__getitem__, entry.functions))
-            assert {row["provider"]: row["skipped"] for row in rows} == dict.fromkeys(
-                ("tridal", "reference", "torch.compile")
-            )
+            rows = measure(replace(workload, direction=direction), PROVIDERS["tridal"], PROVIDERS["reference"])
+            assert {row["provider"]: row["skipped"] for row in rows} == {"tridal": None, "reference": None}
             for row in rows:
                 assert row["gbps"] * row["ms"] == pytest.approx(traffic[direction] * 6 * 8 * 2 * 2 * 1e-6)
     backward = set() if len(traffic) == 1 or op.gradient is None else {f"{op.name}_backward"}
     assert {call.op for call in calls if call.backend == "interpreter"} == {op.name} | backward
-
-
-def test_random_tensors_have_the_shapes_of_their_roles() -> None:
-    x = torch.randn(2, 3, 5, dtype=torch.float16)
-    shapes = {"element": (2, 3, 5), "row": (2, 5), "column": (3,), "index": (2, 5)}
-    for role, shape in shapes.items():
-        for dim in (1, -2):
-            tensor = random_tensor(Argument("it", role=role), x, dim)  # type: ignore[arg-type]
-            assert (tuple(tensor.shape), tensor.dtype) == (shape, torch.int64 if role == "index" else x.dtype)
-            assert role != "index" or set(tensor.flatten().tolist()) <= {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -242,11 +221,6 @@ def test_kernels_of_flag_gems_are_active_in_every_round(monkeypatch: pytest.Monk
     assert row["skipped"] is None
     assert len(entered) > timing.ROUNDS
     assert active == []
-
-
-def test_current_device_context_has_no_effect_for_a_cpu() -> None:
-    with timing.current_device(CPU):
-        assert not timing.is_accelerator(CPU)
 
 
 @pytest.mark.parametrize(
