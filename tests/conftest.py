@@ -7,7 +7,6 @@ import gc
 import os
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,41 +72,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     tests = collections.Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Records the seconds of a processor, which do not depend on other processes, of tests without the mark `slow`."""
-    start = time.process_time()
-    try:
-        yield
-    finally:
-        if not item.get_closest_marker("slow"):
-            item.user_properties.append(("processor", time.process_time() - start))
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Lists the reasons of skipped tests with their numbers, and tests that take too long, or need a mark."""
-    skipped = collections.Counter(_reason(report) for report in terminalreporter.getreports("skipped"))
-    if skipped:
-        terminalreporter.section("why tests were skipped")
-        for reason, count in sorted(skipped.items(), key=lambda one: (-one[1], one[0])):
-            terminalreporter.write_line(f"{count:5} {reason}")
-    reports = [report for report in terminalreporter.getreports("") if report.when == "call"]
-    seconds = {report.nodeid: dict(report.user_properties).get("processor", 0.0) for report in reports}
-    if long := {name: taken for name, taken in seconds.items() if taken > LONGEST}:
-        terminalreporter.section(f"more than {LONGEST} seconds of a processor, without the mark `slow`")
-        for name, taken in sorted(long.items(), key=lambda one: -one[1]):
-            terminalreporter.write_line(f"{taken:.1f} s {name}")
-
-
-LONGEST = 3
-
-
-def _reason(report: Any) -> str:
-    """Returns why a test was skipped. The report of pytest has (file, line, reason)."""
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return str(text).removeprefix("Skipped: ")
 
 
 def backends(config: pytest.Config) -> list[Backend]:
