@@ -66,4 +66,3 @@ def trial(w: Writer) -> None:
     report("row_writes", "row")
     report("writes", "tile")
     report("column_writes", "tile")
-    w('report("end", "", None, None)')

@@ -88,7 +88,7 @@ def _checks(op: Op) -> Iterator[Check]:
     for kernel in op.kernels:
         if is_own(kernel):
             continue
-        yield f"functions of {kernel.name}", functools.partial(check_functions, kernel, None, True)
+        yield f"functions of {kernel.name}", functools.partial(check_functions, kernel)
         for arch in _compiled_architectures():
             for name, dim in (("float32", -1), ("float64", 0)):
                 what = f"{kernel.name} compiled for {arch} in {name} along dim {dim}"

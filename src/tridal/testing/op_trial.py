@@ -1,4 +1,4 @@
-"""Runs each function of an op on a small tile, and checks the shape of its result. No device is needed.
+"""Runs each function of an op on a small tile in Triton's interpreter, and checks the shape of its result.
 
 A schedule combines results with tiles by broadcasting. A function that forgets `AXIS` then gives wrong results for some
 shapes, and an error of the compiler for others. The tiles of a trial have other numbers of rows than of columns.
@@ -10,7 +10,6 @@ import importlib.util
 from typing import Any
 
 from tridal.devices.lock import LOCK
-from tridal.devices.types import Target
 from tridal.errors import PluginError
 from tridal.kernels.function_errors import error_chain
 from tridal.kernels.row_kernel import RowKernel, cached_by_functions
@@ -33,16 +32,15 @@ _BROADCAST = ("writes", "row_value", "row_writes")
 
 
 @cached_by_functions
-def check_functions(kernel: RowKernel, target: Target | None, interpret: bool) -> None:
-    """Checks the functions of a third party's kernel once: in Triton's interpreter, or in the compiler's first stage.
-
-    Does nothing if the interpreter is not installed, or if Triton cannot compile for the target.
+def check_functions(kernel: RowKernel) -> None:
+    """Checks the functions of a third party's kernel once. Does nothing if the interpreter is not installed.
 
     Raises:
-        PluginError: Triton cannot run or compile a function, or its result has a wrong shape or dtype.
+        PluginError: Triton's interpreter cannot run a function, or its result has a wrong shape or dtype.
     """
-    if not is_own(kernel) and (_has_interpreter() if interpret else compiler.can_compile(target)):
-        try_functions(kernel, None if interpret else target)
+    installed = all(importlib.util.find_spec(package) is not None for package in ("triton", "numpy"))
+    if installed and not is_own(kernel):
+        try_functions(kernel)
 
 
 def is_own(kernel: RowKernel) -> bool:
@@ -50,20 +48,23 @@ def is_own(kernel: RowKernel) -> bool:
     return kernel.module.startswith(("tridal.kernels.", "tridal.library."))
 
 
-def try_functions(kernel: RowKernel, target: Target | None) -> None:
-    """Runs the trials of a kernel's functions: compiled for a target, or interpreted for the target None.
+def try_functions(kernel: RowKernel) -> None:
+    """Runs the trials of a kernel's functions.
 
     Raises:
         PluginError: see `check_functions`.
     """
+    import numpy
+
+    triton = compiler.import_triton()
     for trial in _TRIALS:
-        constants = (*_PLAN.items(), *trial.items(), ("report", _Report(kernel, target is None)))
+        constants = (*_PLAN.items(), *trial.items(), ("report", _Report(kernel)))
         specialization = Specialization(kernel, "trial", (), constants, (), 4, 1, None, False)
+        launch = compiler.entry(specialization, interpret=True)[(1,)]
+        named = compiler.naming_functions(specialization, "Triton's interpreter cannot run")
         try:
-            if target is None:
-                _interpret(specialization)
-            else:
-                compiler.compile_kernel(specialization, target)
+            with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
+                launch()
         except PluginError as error:
             shapes = any(word in str(error) for word in ("dimensions", "broadcast", "shape"))
             raise PluginError(f"{error}{_HINT if shapes else ''}") from error.__cause__
@@ -71,56 +72,26 @@ def try_functions(kernel: RowKernel, target: Target | None) -> None:
             ended = error_chain(error)[-1]
             if isinstance(ended, PluginError):
                 raise ended from None
-            if not isinstance(ended, _Finished):
-                raise
-
-
-def _has_interpreter() -> bool:
-    return all(importlib.util.find_spec(package) is not None for package in ("triton", "numpy"))
-
-
-def _interpret(specialization: Specialization) -> None:
-    import numpy
-
-    triton = compiler.import_triton()
-    launch = compiler.entry(specialization, interpret=True)[(1,)]
-    named = compiler.naming_functions(specialization, "Triton's interpreter cannot run")
-    with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
-        launch()
-
-
-class _Finished(Exception):
-    """Ends a trial, so that Triton compiles nothing."""
+            raise
 
 
 class _Report:
-    """The function `report` of a trial. Triton's compiler takes it for one of its builtin functions."""
+    """The function `report` of a trial."""
 
-    __triton_builtin__ = True
-
-    def __init__(self, kernel: RowKernel, interpret: bool) -> None:
+    def __init__(self, kernel: RowKernel) -> None:
         self._kernel = kernel
-        self._interpret = interpret
 
-    def __repr__(self) -> str:  # a part of the compiler's cache key
-        return f"{type(self).__name__}({self._kernel})"
-
-    def __call__(self, role: Any, name: Any, result: Any, expected: Any, **_: object) -> None:
+    def __call__(self, role: str, name: str, result: Any, expected: Any) -> None:
         """Raises PluginError if the result of a function has another shape or dtype than expected."""
-        role, result = _plain(role), _plain(result)
-        if role == "end":
-            if self._interpret:
-                return
-            raise _Finished
-        shape, wanted, empty = _shape(result), _sizes(expected.shape), role == "empty"
-        subject = f"kernel {self._kernel.name!r}: {_plain(name)} of {self._kernel.module}"
-        if empty:
-            if self._interpret and _has_nan(result):
+        subject = f"kernel {self._kernel.name!r}: {name} of {self._kernel.module}"
+        if role == "empty":
+            if _has_nan(result):
                 raise PluginError(
                     f"{subject} returned NaN for an empty part of a row: expected a number. The maximum of a part "
                     "without elements, or of a row of -inf, is -inf, and sums and part_count are 0"
                 )
             return
+        shape, wanted = _shape(result), _sizes(expected.shape)
         if shape is None:
             found = "None" if result is None else f"a {type(result).__name__}"
             raise PluginError(f"{subject} returned {found}: expected a tensor of the shape {wanted}")
@@ -136,11 +107,6 @@ def _has_nan(result: Any) -> bool:
     return data is not None and bool((data != data).any())
 
 
-def _plain(value: Any) -> Any:
-    """Returns the Python value of a constant of Triton's compiler, or the value itself."""
-    return value.value if type(value).__name__ == "constexpr" else value
-
-
 def _shape(value: Any) -> tuple[int, ...] | None:
     """Returns the shape of a tensor, () for a number, and None for anything else."""
     if isinstance(value, (int, float)):
@@ -151,7 +117,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    return tuple(int(_plain(size)) for size in shape)
+    return tuple(int(getattr(size, "value", size)) for size in shape)
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
