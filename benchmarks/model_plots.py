@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.colors import to_rgba
-from model_tables import Result
+from model_results import Result
 
 from tridal.benchmarks.plot_style import PIXEL, QUIET, SMALL, Picture, emphasis, look_of, make_figure
 from tridal.benchmarks.providers import OURS

@@ -6,7 +6,7 @@ The models have random weights. A training step is a forward with labels and a b
 is greedy generation with a cache. The providers are: the unchanged model; `tridal.override_torch`; `tridal.kernelize`,
 with and without `fused_loss=True`; Liger-Kernel's patch; torch.compile alone, and with kernelize. Each of them gets a
 model with the same weights. If it is not installed, or fails, the reason is listed. The results are written to
-models.json, models.md, training.png and decoding.png. Needs the packages transformers and matplotlib.
+models.json, training.png and decoding.png; scripts/make_figures.py makes tables of them. Needs the packages transformers and matplotlib.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import transformers
 from model_plots import make_pictures
-from model_tables import Result, line, markdown
+from model_results import Result, line
 
 import tridal
 from tridal.benchmarks.plot_style import save_png, style
@@ -271,11 +271,9 @@ def main() -> None:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "tridal": tridal.__version__}
     record = {"device": str(device), "versions": versions, "results": [asdict(result) for result in results]}
     (arguments.output / "models.json").write_text(json.dumps(record, indent=1) + "\n")
-    (arguments.output / "models.md").write_text(markdown(results))
     with style():
         for picture in make_pictures(results, str(device), versions):
             save_png(picture.figure, arguments.output, picture.name)
-    print(markdown(results))
 
 
 if __name__ == "__main__":

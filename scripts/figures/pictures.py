@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import model_plots
-from model_tables import Result
+from model_results import Result
 
 from figures.stored import BENCHMARKS, Results
 from tridal.benchmarks import plot_style, plots, report

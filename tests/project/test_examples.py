@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -74,10 +75,9 @@ def test_benchmark_of_models_writes_its_results(
     pytest.importorskip("matplotlib")
     providers = ["unchanged", "kernelize+fused_loss", "liger"]
     run(monkeypatch, BENCHMARKS / "models.py", "--tiny", "--output", str(tmp_path), "--providers", *providers)
-    table = (tmp_path / "models.md").read_text()
-    assert re.search(r"\| llama \| kernelize\+fused_loss \| [\d,]+ \| \d+\.\d \| \d\.\d+ \|", table), table
-    assert table.count("| liger |") == 2
-    assert table.count("| kernelize+fused_loss |") == 1
+    results = json.loads((tmp_path / "models.json").read_text())["results"]
+    found = {(result["work"], result["provider"]): result["tokens_per_second"] for result in results}
+    assert found["training", "kernelize+fused_loss"] > 0
+    assert found.keys() >= {("training", "liger"), ("decoding", "liger"), ("decoding", "unchanged")}
     for picture in ("training.png", "decoding.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    assert '"loss": ' in (tmp_path / "models.json").read_text()
