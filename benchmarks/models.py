@@ -6,7 +6,7 @@ The models have random weights. A training step is a forward with labels and a b
 is greedy generation with a cache. The providers are: the unchanged model; `tridal.override_torch`; `tridal.kernelize`,
 with and without `fused_loss=True`; Liger-Kernel's patch; torch.compile alone, and with kernelize. Each of them gets a
 model with the same weights. If it is not installed, or fails, the reason is listed. The results are written to
-models.json, training.png and decoding.png; scripts/make_figures.py makes tables of them. Needs the packages transformers and matplotlib.
+models.json, training.png and decoding.png. Needs the packages transformers and matplotlib.
 """
 
 from __future__ import annotations

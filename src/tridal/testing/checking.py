@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -112,27 +112,26 @@ def _compare(case: Case, implementation: Implementation) -> Compared:
     found = call_function(case, op, implementation, tensors | {n: t.requires_grad_() for n, t in leaves.items()}, mask)
     call.found = {name: _exact_rows(tensor) for name, tensor in found.items()}
     compared = _Comparison(case, call, implementation.interpreted, dtypes)
-    checked: list[tuple[Named, Callable[[list[str]], tuple[Named, Named]]]] = []
-    if forward or op.steps is not None:
-        checked.append((found, compared.results))
+    grads: list[Tensor] = []
+    gradients: Named = {}
     if not forward:
         outputs = [found[name] for name in call.given]
         grads = make_gradients(case, outputs)
         given = gradients_of(outputs, list(leaves.values()), grads, case.direction == "double")
         dtypes |= {name: before[name].dtype for name in leaves}
-        exact_grads = [_exact_rows(grad) for grad in grads]
-        checked.append((dict(zip(leaves, given, strict=True)), functools.partial(compared.gradients, exact_grads)))
-    found = {name: tensor for part, _ in checked for name, tensor in part.items()}
+        gradients = dict(zip(leaves, given, strict=True))
+    results = found if forward or op.steps is not None else {}
+    found = results | gradients
     wrong = [f"dtype {t.dtype} instead of {dtypes[n]} of {n}" for n, t in found.items() if t.dtype is not dtypes[n]]
     for name, tensor in before.items():
         if not torch.equal(tensor.nan_to_num(), present[name].detach().nan_to_num()):
             wrong.append(f"{name} was changed")
     if wrong:
         return math.nan, 0.0, ", ".join(wrong)
-    exact, bounds = Named(), Named()
-    for tensors_of, compute in checked:
-        for known, new in zip((exact, bounds), compute(list(tensors_of)), strict=True):
-            known.update(new)
+    exact, bounds = compared.results([*results]) if results else (Named(), Named())
+    if gradients:
+        of_gradients = compared.gradients([_exact_rows(grad) for grad in grads], [*gradients])
+        exact, bounds = exact | of_gradients[0], bounds | of_gradients[1]
     closest: Compared = (0.0, 0.0, None)
     for name, result in found.items():
         prefix = f"{name}: " if len(found) > 1 else ""
