@@ -70,8 +70,8 @@ docs: $(VENV)/.has-docs  ## build the documentation site in site/; a warning is 
 	rm -rf site
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs site
 
-check-docs: docs  ## check the site, and the checks, in a headless browser, after `playwright install chromium`
-	$(BIN)/python scripts/check_site.py site --self-test $(ARGS)
+check-docs: docs  ## check the site in a headless browser, after `playwright install chromium`
+	$(BIN)/python scripts/check_site.py site $(ARGS)
 
 dist: $(VENV)/.has-release  ## build the sdist and the wheel in dist/, and check their metadata
 	rm -rf dist

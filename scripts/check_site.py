@@ -9,7 +9,7 @@ Every page is shown at 390 and 1280 pixels, in light and dark mode. The checks:
   and is not cut. Other pictures are displayed at half of their size or more.
 - Pictures exist, and their descriptions have at least four words.
 
-Exits with 1 if a check fails. `--self-test` first seeds each fault once and exits with 1 if it is not found.
+Exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from site_checks.checker import Checker, pages_of, served
-from site_checks.self_test import SEEDS, missed
 
 
 def main() -> None:
@@ -29,7 +28,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("site", type=Path, help="the folder that `make docs` writes")
     parser.add_argument("--browser", help="path of Chromium (default: the one that `playwright install` has installed)")
-    parser.add_argument("--self-test", action="store_true", help="first check that each seeded fault is found")
     parser.add_argument("--screenshots", type=Path, help="also write each page in each view as a picture to a folder")
     options = parser.parse_args()
     pages = pages_of(options.site)
@@ -37,10 +35,6 @@ def main() -> None:
         parser.error(f"{options.site} has no index.html: run make docs")
     with served(options.site) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.browser, args=["--no-sandbox"])
-        if options.self_test:
-            if lines := missed(browser):
-                sys.exit("\n".join(["The checks are wrong:", *lines]))
-            print(f"{len(SEEDS)} seeded faults found")
         checker = Checker(browser, address)
         for name in pages:
             checker.check_page(name, options.screenshots)
