@@ -3,8 +3,8 @@
     python scripts/compare_speed.py BEFORE AFTER [--ops rms_norm layer_norm] [--workloads FILE] [--json FILE]
 
 Each checkout has its own process. The two are measured alternately. Prints the two times of each workload, in
-microseconds, and their ratio. Then prints the host time of small calls. By default, most workloads of the softmax ops
-are rows that several programs compute together, and those of the norms have a residual in every second line.
+microseconds, and their ratio. By default, most workloads of the softmax ops are rows that several programs compute
+together, and those of the norms have a residual in every second line. `tridal bench --host` measures host times.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROUNDS, HOST_CALLS, COMPILERS = 3, 500, 7
+ROUNDS, COMPILERS = 3, 7
 SOFTMAXES, NORMS, LOSSES = ("softmax", "log_softmax"), ("rms_norm", "layer_norm"), ("cross_entropy", "log_probs")
 GLU, ROTARY = ("swiglu", "geglu"), "rotary_embedding"
 SHAPES: list[tuple[tuple[int, ...], int]] = [
@@ -87,7 +86,7 @@ def make_call(workload: dict[str, Any]) -> Callable[[], Any]:
         keywords["residual"] = torch.randn_like(x)
         inputs.append(keywords["residual"])
     for tensor in inputs:
-        tensor.requires_grad_(workload["direction"] == "backward" or workload.get("recorded", False))
+        tensor.requires_grad_(workload["direction"] == "backward")
     if workload["direction"] == "forward":
         return lambda: function(x, *arguments, **keywords)
     results = function(x, *arguments, **keywords)
@@ -109,15 +108,6 @@ def run_worker() -> None:
         if workload.get("compile"):
             make_call(workload)()
             print(0.0, flush=True)
-        elif workload.get("host"):
-            call, times = make_call(workload), []
-            for _ in range(20):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(HOST_CALLS):
-                    call()
-                times.append((time.perf_counter() - start) / HOST_CALLS * 1e6)
-            print(min(times), flush=True)
         else:
             if known.get("line") != line:
                 known = {"line": line, "call": make_call(workload)}
@@ -200,14 +190,6 @@ def main() -> None:
     ratios = [result["ratio"] for result in results]
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
     print(f"{len(ratios)} workloads: geometric mean {mean:.3f}, least {min(ratios):.3f}, most {max(ratios):.3f}")
-    small = {"direction": "forward", "dtype": "float32", "shape": (8, 128), "dim": -1, "host": True}
-    for op in given.ops:
-        for recorded in (False, True):
-            workload = {**small, "op": op, "recorded": recorded} | ({"shape": (1, 8, 16, 64)} if op == ROTARY else {})
-            old, new = (min(found) for found in measure(workers, workload))
-            results.append({**workload, "before_us": old, "after_us": new, "ratio": new / old})
-            what = f"host time of {op} 8x128{', recorded by autograd' * recorded}"
-            print(f"{what:58s}        {old:9.2f} {new:9.2f} {new / old:6.3f}", flush=True)
     if given.json:
         given.json.write_text(json.dumps(results, indent=1))
 
