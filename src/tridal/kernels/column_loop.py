@@ -55,7 +55,7 @@ def needs_count(p: TextPlan) -> bool:
 
 def statistics(w: Writer) -> None:
     """Computes the statistics of each row or lane, block by block."""
-    p, k, part = w.plan, w.kernel, w.plan.body
+    p, k, area = w.plan, w.kernel, w.plan.body
     (first, *laters), used = k.statistics, w.plan.used(statistics=k.statistics)
     for s in k.statistics:
         start = '-float("inf")' if s.reduce == "max" else "0.0"
@@ -66,17 +66,17 @@ def statistics(w: Writer) -> None:
         edges(w)
     with w(BLOCKS):
         w.bounds(f"column_block * {p.cols}", used, head=not (p.peel and p.rows == 1))
-        w.load(part, used, aligned=p.peel)
-        w.load_columns(used, [part])
+        w.load(area, used, aligned=p.peel)
+        w.load_columns(used, [area])
         if p.lanes > 1:
-            column = p.column(part)
+            column = p.column(area)
             bounds = {"in_bounds"} if p.masks_terms or counts_elements(p) else set()
             w("# Each lane has its own statistics until the loop ends.")
             for name in [n for n in ("in_bounds", column, *k.reads, *k.column_reads) if n in used | bounds]:
                 w(f"{name} = split_lanes({name})")
         if f"part_{first.name}" in p.used("rebase"):
             w(f"part_{first.name} = {first.name}")
-        w(merged(first.reduce, first.name, reduced(w, w.write_term(first, part), first.reduce)))
+        w(merged(first.reduce, first.name, reduced(w, w.write_term(first, area), first.reduce)))
         if "part_count" in p.used("rebase"):
             w(
                 "part_count = PART_COUNT",
@@ -90,7 +90,7 @@ def statistics(w: Writer) -> None:
             w("count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC)")
         rebase(w)
         for s in laters:
-            w(merged(s.reduce, s.name, reduced(w, w.write_term(s, part), s.reduce)))
+            w(merged(s.reduce, s.name, reduced(w, w.write_term(s, area), s.reduce)))
 
 
 def reduced(w: Writer, term: str, how: str) -> str:

@@ -15,7 +15,7 @@ from tridal.kernels.op_functions import OpFunction
 from tridal.kernels.row_kernel import Statistic
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.text import Text
-from tridal.kernels.text_plan import Part, TextPlan, times
+from tridal.kernels.text_plan import Area, TextPlan, times
 
 
 class Writer(Text):
@@ -35,7 +35,7 @@ class Writer(Text):
             # A tensor has `outer` blocks of `inner` rows.
             block = tl.cast(tile // TILES_OF_BLOCK, tl.int64)
             row = tl.cast(tile % TILES_OF_BLOCK, tl.int64) * ROWS""", TILES_OF_BLOCK=of_block)  # fmt: skip
-        for group in p.used_groups:
+        for group in p.used_stride_groups:
             jump = f" + block // minor_blocks * {group}_jump" if self.kernel.split else ""
             outer, inner = p.number(f"{group}_outer"), p.number(f"{group}_inner")
             self(f"{group}_row = block * OUTER + row * INNER{jump}", OUTER=outer, INNER=inner)
@@ -45,15 +45,15 @@ class Writer(Text):
             if p.rows > 1:
                 self("row_in_bounds = row_index < tl.cast(tl.minimum(inner - row, ROWS), tl.int32)")
 
-    def indices(self, part: Part, cols: int = 0) -> None:
+    def indices(self, area: Area, cols: int = 0) -> None:
         """The indices of the columns and the rows of a tile."""
         p = self.plan
-        self("COLUMNS = INDEX", **part.names, INDEX=part.along(f"tl.arange(0, {cols or p.cols}){p.int64}"))
-        for each in p.parts if p.rows > 1 and part is p.body else ():
+        self("COLUMNS = INDEX", **area.names, INDEX=area.along(f"tl.arange(0, {cols or p.cols}){p.int64}"))
+        for each in p.areas if p.rows > 1 and area is p.body else ():
             self("INDICES = INDEX", INDICES=each("rows"), INDEX=each.across(f"tl.arange(0, {p.rows}){p.int64}"))
 
     def bounds(
-        self, offset: str, used: Collection[str], part: Part | None = None, cols: int = 0, head: bool = True
+        self, offset: str, used: Collection[str], area: Area | None = None, cols: int = 0, head: bool = True
     ) -> None:
         """The elements of a tile that are in bounds. The tile begins at column `offset` of a row, after its head.
 
@@ -64,38 +64,38 @@ class Writer(Text):
         Indices are computed for each tile. If they were computed before the loop over tiles, they would stay in
         registers.
         """
-        p, part = self.plan, part or self.plan.body
-        self.indices(part, cols)
+        p, area = self.plan, area or self.plan.body
+        self.indices(area, cols)
         if p.peel:
             if head:
                 self.head()
-            self("BODY = BODY_LENGTH - OFFSET", **part.names, OFFSET=offset or 0)
+            self("BODY = BODY_LENGTH - OFFSET", **area.names, OFFSET=offset or 0)
             if p.rows > 1:
-                self("BODY = tl.where(rows < inner - row, BODY, 0)", **part.names)
-            self("IN_BOUNDS = COLUMNS < tl.multiple_of(BODY, VECTORS)", **part.names)
-            self.begin(f"head + {offset}" if offset else "head", used, part)
+                self("BODY = tl.where(rows < inner - row, BODY, 0)", **area.names)
+            self("IN_BOUNDS = COLUMNS < tl.multiple_of(BODY, VECTORS)", **area.names)
+            self.begin(f"head + {offset}" if offset else "head", used, area)
         else:
-            self.begin(offset, used, part)
-            limit = f"{part('columns')} < cols" + (f" - {part('begin')}" if offset else "")
+            self.begin(offset, used, area)
+            limit = f"{area('columns')} < cols" + (f" - {area('begin')}" if offset else "")
             if p.rows == 1:
                 rows = ""
             elif p.masks_terms:  # in 32 bits, because some devices compare no 64-bit tiles
                 rows = "(rows < tl.cast(tl.minimum(inner - row, ROWS), tl.int32)) & "
             else:
                 rows = "(rows < inner - row) & "
-            self(f"IN_BOUNDS = {rows}{f'({limit})' if rows else limit}", **part.names)
+            self(f"IN_BOUNDS = {rows}{f'({limit})' if rows else limit}", **area.names)
 
     def head(self) -> None:
         """The length of the head of each row."""
         self("# The head of a row is not aligned: the elements before the first vector boundary.")
         self(f"head = {self.plan.head('rows')}")
 
-    def begin(self, offset: str, used: Collection[str], part: Part) -> None:
+    def begin(self, offset: str, used: Collection[str], area: Area) -> None:
         """The first column of a program's part of a row, and the column of each element."""
         if offset:
-            self("BEGIN = OFFSET", **part.names, OFFSET=offset)
+            self("BEGIN = OFFSET", **area.names, OFFSET=offset)
             if self.plan.needs_column(used):
-                self("COLUMN = BEGIN + COLUMNS", **part.names)
+                self("COLUMN = BEGIN + COLUMNS", **area.names)
 
     def edges(self) -> None:
         """The columns of heads and tails. The first program of a row computes them."""
@@ -116,18 +116,18 @@ class Writer(Text):
 
     # --- loads
 
-    def load(self, part: Part, names: Collection[str], policy: str = "", aligned: bool = True) -> None:
+    def load(self, area: Area, names: Collection[str], policy: str = "", aligned: bool = True) -> None:
         """Loads elements. The first tensor's are scaled and masked, if the call has a scale or a mask."""
         p, first = self.plan, self.kernel.reads[0]
         policy = f', eviction_policy="{policy}"' if policy else ""
         for name in [name for name in self.kernel.reads if name in names]:
             is_aligned = aligned and bool(p.peel if name == first else p.same_misalignment)
-            at = p.at(f"{name}_ptr", part, is_aligned)
-            self(f"X = tl.load(AT, mask=IN_BOUNDS, other=PADDING{policy}).to(ACC)", X=part(name), AT=at, **part.names)
+            at = p.at(f"{name}_ptr", area, is_aligned)
+            self(f"X = tl.load(AT, mask=IN_BOUNDS, other=PADDING{policy}).to(ACC)", X=area(name), AT=at, **area.names)
         if self.kernel.scale_mask and first in names:
-            scale_mask(self, part, part(first))
+            scale_mask(self, area, area(first))
 
-    def load_columns(self, names: Collection[str], parts: Collection[Part] = ()) -> None:
+    def load_columns(self, names: Collection[str], areas: Collection[Area] = ()) -> None:
         """Loads numbers per column.
 
         In a tile of several rows, they are loaded with one axis and then expanded. With two axes, they would have the
@@ -138,11 +138,11 @@ class Writer(Text):
         names = [name for name in self.kernel.column_reads if name in names]
         if names and flat:
             self(f"flat = {'begin + ' * p.begins}tl.arange(0, COLS)INT64")
-        for part in parts or p.parts:
+        for area in areas or p.areas:
             for name in names:
-                at = "flat" if flat else p.column(part)
+                at = "flat" if flat else p.column(area)
                 self(
-                    f"X = {part.along('NUMBER') if flat else 'NUMBER'}", X=part(name),
+                    f"X = {area.along('NUMBER') if flat else 'NUMBER'}", X=area(name),
                     NUMBER=f"tl.load({name}_ptr + {at}, mask={at} < cols, other=0).to({p.acc})",
                 )  # fmt: skip
 
@@ -185,49 +185,49 @@ class Writer(Text):
 
     # --- statistics
 
-    def reduced(self, term: str, how: str, part: Part) -> str:
+    def reduced(self, term: str, how: str, area: Area) -> str:
         """Returns the reduction of a tile. An accurate sum adds four neighbors first, so its chain of roundings is
         shorter.
         """
         p = self.plan
         if how == "max":
-            return f"tl.max({term}, {part.axis})"
-        if how == "accurate_sum" and p.exp2_bias and part.axis == 1 and p.cols >= 2048 and not p.loops:
+            return f"tl.max({term}, {area.axis})"
+        if how == "accurate_sum" and p.exp2_bias and area.axis == 1 and p.cols >= 2048 and not p.loops:
             term = f"tl.sum(tl.reshape({term}, [{p.rows}, {p.cols // 4}, 4]), 2)"
-        return f"tl.sum({term}, {part.axis})"
+        return f"tl.sum({term}, {area.axis})"
 
-    def write_term(self, statistic: Statistic, part: Part, other: Mapping[str, str] | None = None) -> str:
+    def write_term(self, statistic: Statistic, area: Area, other: Mapping[str, str] | None = None) -> str:
         """Writes the term of a statistic and returns its variable. A term out of bounds is neutral."""
-        name = self.write_call("term", statistic.term, part, self.kernel.statistics.index(statistic), other)
+        name = self.write_call("term", statistic.term, area, self.kernel.statistics.index(statistic), other)
         neutral = '-float("inf")' if statistic.reduce == "max" else "0.0"
-        return name if self.plan.neutral_padding else f"tl.where({part('in_bounds')}, {name}, {neutral})"
+        return name if self.plan.neutral_padding else f"tl.where({area('in_bounds')}, {name}, {neutral})"
 
     def statistics(self, statistics: Iterable[Statistic]) -> None:
         """Computes statistics of the body and of the edges of a tile, and merges them."""
         for s in statistics:
-            for part in self.plan.parts:
-                value = self.reduced(self.write_term(s, part), s.reduce, part)
-                self("STATISTIC = VALUE", STATISTIC=part(s.name), VALUE=value)
+            for area in self.plan.areas:
+                value = self.reduced(self.write_term(s, area), s.reduce, area)
+                self("STATISTIC = VALUE", STATISTIC=area(s.name), VALUE=value)
             if self.plan.peel:
                 self(merged(s.reduce, s.name, f"{s.name}_edge"))
 
     # --- results
 
     def write_call(
-        self, role: str, name: str, part: Part | None = None, number: int = 0, other: Mapping[str, str] | None = None
+        self, role: str, name: str, area: Area | None = None, number: int = 0, other: Mapping[str, str] | None = None
     ) -> str:
         """Writes the call of an op's function and returns the variable of its result, which has the function's name.
 
         If another variable has this name, that of the result ends in `_value`. If a variable stands for the function,
         nothing is written.
         """
-        call = self.plan.call(role, name, part, number, other)
+        call = self.plan.call(role, name, area, number, other)
         if self.plan.functions[OpFunction(role, name, number)] is None:
             return call
         variable = name
         while variable in taken_names(self.kernel):
             variable += "_value"
-        variable = part(variable) if part else variable
+        variable = area(variable) if area else variable
         self("RESULT = CALL", RESULT=variable, CALL=call)
         return variable
 
@@ -243,7 +243,7 @@ class Writer(Text):
             value = name if name == self.kernel.row_value else self.write_call("row_writes", name)
             self(f"tl.store({self.plan.row_at(f'{name}_per_row')}, VALUE{mask})", VALUE=value)
 
-    def store(self, part: Part, stream: bool = False, aligned: bool = True) -> None:
+    def store(self, area: Area, stream: bool = False, aligned: bool = True) -> None:
         """Computes and stores elements. The addend is added to the first result.
 
         Pointers come before the first result, if there are several: the gradient of GEGLU needs 56 registers instead of
@@ -252,24 +252,24 @@ class Writer(Text):
         p, k = self.plan, self.kernel
         aligned = bool(aligned and p.same_misalignment)
         for name in k.writes:
-            self("POINTERS = AT", POINTERS=part(f"{name}_at"), AT=p.at(f"{name}_result", part, aligned))
+            self("POINTERS = AT", POINTERS=area(f"{name}_at"), AT=p.at(f"{name}_result", area, aligned))
         for name in k.writes:
-            is_first, value = name == k.writes[0], self.write_call("writes", name, part)
+            is_first, value = name == k.writes[0], self.write_call("writes", name, area)
             if is_first and k.added:
-                names = part.names | {"ADDEND": part(k.added), "AT": p.at(f"{k.added}_ptr", part, aligned)}
+                names = area.names | {"ADDEND": area(k.added), "AT": p.at(f"{k.added}_ptr", area, aligned)}
                 self("ADDEND = tl.load(AT, mask=IN_BOUNDS, other=0).to(ACC)", **names)
-                value += f" + {part(k.added)}"
-            evict = ', eviction_policy="evict_first"' if stream and is_first and part is not p.edge else ""
-            self(f"tl.store(AT, VALUE, mask=IN_BOUNDS{evict})", AT=part(f"{name}_at"), VALUE=value, **part.names)
+                value += f" + {area(k.added)}"
+            evict = ', eviction_policy="evict_first"' if stream and is_first and area is not p.edge else ""
+            self(f"tl.store(AT, VALUE, mask=IN_BOUNDS{evict})", AT=area(f"{name}_at"), VALUE=value, **area.names)
 
-    def write_sum_term(self, name: str, part: Part) -> str:
+    def write_sum_term(self, name: str, area: Area) -> str:
         """Writes the term of a sum over rows and returns its variable.
 
         Columns out of bounds are never stored, so only rows out of bounds need a mask.
         """
-        term = self.write_call("column_writes", name, part)
+        term = self.write_call("column_writes", name, area)
         masks = self.plan.rows > 1 and not self.plan.neutral_padding
-        return f"tl.where({part('in_bounds')}, {term}, 0.0)" if masks else term
+        return f"tl.where({area('in_bounds')}, {term}, 0.0)" if masks else term
 
 
 def merged(how: str, statistic: str, other: str) -> str:

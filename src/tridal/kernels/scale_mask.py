@@ -8,34 +8,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tridal.kernels.text_plan import Part, times
+from tridal.kernels.text_plan import Area, times
 
 if TYPE_CHECKING:
     from tridal.kernels.pieces import Writer
 
 
-def scale_mask(w: Writer, part: Part, x: str) -> None:
+def scale_mask(w: Writer, area: Area, x: str) -> None:
     """Writes `x` times the scale plus the mask, and -inf where a boolean mask is 0 or a column is not visible.
 
     Elements out of bounds stay -inf, which is their padding, with any scale.
     """
     p, has_mask = w.plan, "score_mask" in w.plan.arguments
-    columns = "column_edge" if part is p.edge else part("columns")
-    begin = part("begin") if part is not p.edge and (p.begins or part is p.chunk) else "0"
-    names = {"X": x, "IN_BOUNDS": part("in_bounds"), "COLUMNS": columns}
+    columns = "column_edge" if area is p.edge else area("columns")
+    begin = area("begin") if area is not p.edge and (p.begins or area is p.chunk) else "0"
+    names = {"X": x, "IN_BOUNDS": area("in_bounds"), "COLUMNS": columns}
     if "scale" in p.arguments:
         w('X = tl.where(IN_BOUNDS, X * scale, -float("inf"))', **names)
     query = "query" if p.number("queries") != "1" else "0"
     terms = _mask_terms(w, query) if has_mask else []
     used = " ".join(terms) + query * p.causal
     if "row_number" in used or "query" in used:
-        row = part.across(f"tl.arange(0, {p.rows})") if p.rows > 1 else "0"
+        row = area.across(f"tl.arange(0, {p.rows})") if p.rows > 1 else "0"
         w("row_number = tl.cast(block * inner + row, tl.int32) + ROW", ROW=row)
     if "query" in used:
         w("query = row_number % QUERIES")
     if has_mask:
         w(f"mask_at = {' + '.join(['score_mask', *terms, *_along(w, begin, columns)])}")
-        if part is not p.edge and p.mask_bytes > 1:
+        if area is not p.edge and p.mask_bytes > 1:
             w("mask_at = tl.multiple_of(mask_at, [1, MASK_BYTES])")
         w("mask = tl.load(mask_at, mask=IN_BOUNDS, other=0)", **names)
         w('X = tl.where(mask != 0, X, -float("inf"))' if p.mask_is_bool else "X += mask.to(ACC)", **names)

@@ -15,10 +15,10 @@ AFTER_STATISTICS = "row_value", "row_writes", *OUTPUTS
 _ACCUMULATOR = {"fp32": "tl.float32", "fp64": "tl.float64"}
 
 
-class Part(NamedTuple):
-    """A part of a tile: its body, the unaligned heads and tails of its rows, or a chunk of a row.
+class Area(NamedTuple):
+    """An area of a tile: its body, the unaligned heads and tails of its rows, or a chunk of a row.
 
-    Heads and tails are a small tile [2 * VECTOR, ROWS]. Variables of a part have its suffix.
+    Heads and tails are a small tile [2 * VECTOR, ROWS]. Variables of an area have its suffix.
     """
 
     suffix: str
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     """The axis along which a row runs."""
 
     def __call__(self, name: str) -> str:
-        """Returns the variable of this part."""
+        """Returns the variable of this area."""
         return name + self.suffix
 
     def along(self, index: str) -> str:
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
     @property
     def names(self) -> dict[str, str]:
-        """The CAPITALS of a block for this part."""
+        """The CAPITALS of a block for this area."""
         return {name.upper(): self(name) for name in ("begin", "body", "column", "columns", "in_bounds")}
 
 
@@ -68,17 +68,17 @@ class TextPlan:
         self.rank = "rank" if self.programs_per_row > 1 else ""
         self.int64 = ".to(tl.int64)" if self.int64_offsets else ""
         self.exchange = bool(self.rank and kernel.statistics)
-        self.body, self.edge, self.chunk = Part("", self.axis), Part("_edge", 0), Part("_chunk", self.axis)
-        self.parts = (self.body, self.edge) if self.peel else (self.body,)
+        self.body, self.edge, self.chunk = Area("", self.axis), Area("_edge", 0), Area("_chunk", self.axis)
+        self.areas = (self.body, self.edge) if self.peel else (self.body,)
         self.functions = declared_by(kernel)
         self.all_used = self.used(*{function.role for function in self.functions}) | {kernel.added or ""}
         """The names that functions of any role declare."""
         self.has_index = bool(kernel.row_index in self.all_used or self.picks or self.picks_column)
         self.has_rows = bool(self.has_index or kernel.row_writes or not self.all_used.isdisjoint(kernel.row_reads))
-        self.groups = {f"{kernel.reads[0]}_ptr": "in", **dict(kernel.stride_groups)}
+        self.stride_groups = {f"{kernel.reads[0]}_ptr": "in", **dict(kernel.stride_groups)}
         self.body_length = f"(cols - head) // {self.vector} * {self.vector}" if self.peel else "cols"
         self.begins = bool(self.peel or self.rank or loops)
-        """Whether a part of a tile begins at another column than the first one of its row."""
+        """Whether an area of a tile begins at another column than the first one of its row."""
         self.hides_stride = bool(self.rank and not self.axis and not loops)
         """Whether Triton must not know the stride between columns, see `whole_row.hide_stride`."""
         self.flags: dict[str, Any] = {}
@@ -112,21 +112,21 @@ class TextPlan:
         return [function.name] if found is None else found.arg_names
 
     def call(
-        self, role: str, name: str, part: Part | None = None, statistic: int = 0, other: Mapping[str, str] | None = None
+        self, role: str, name: str, area: Area | None = None, statistic: int = 0, other: Mapping[str, str] | None = None
     ) -> str:
         """Returns the call of an op's function, or the variable that stands for it. Constants are keywords.
 
         Arguments:
-            part: the part of the tile whose variables are passed; the body by default.
+            area: the area of the tile whose variables are passed; the body by default.
             other: other variables than those of the same name.
         """
-        part, k = part or self.body, self.kernel
-        values = {name: part(name) for name in (*k.reads, *k.column_reads, "in_bounds")} | {"column": self.column(part)}
+        area, k = area or self.body, self.kernel
+        values = {name: area(name) for name in (*k.reads, *k.column_reads, "in_bounds")} | {"column": self.column(area)}
         values |= {name: self.number(f"{name}_number") for name in k.parameters}
         for constant, value in k.constants:
             values |= {constant: f"tl.{value}" if constant.endswith("_DTYPE") else literal(value)}
             values.setdefault(f"picked_{constant}", "None")
-        flags = dict(self.flags, AXIS=part.axis, EXP2_BIAS=self.exp2_bias, ZERO_MASKED_ROWS=self.zero_masked_rows)
+        flags = dict(self.flags, AXIS=area.axis, EXP2_BIAS=self.exp2_bias, ZERO_MASKED_ROWS=self.zero_masked_rows)
         flags |= self.flags_of.get(role, {})
         if role != "rebase" and not self.exchange:
             values |= {"part_scale": "1.0", **{f"part_{s.name}": s.name for s in k.statistics[:1]}}
@@ -153,34 +153,34 @@ class TextPlan:
         """Returns an argument, or its value if it is a constant."""
         return argument if argument in self.arguments else str(self.constants[argument])
 
-    def group(self, pointer: str) -> str:
+    def stride_group(self, pointer: str) -> str:
         """Returns the group of strides of a tensor with a number per element: "in", "out" or "third"."""
-        return self.groups.get(pointer, "out")
+        return self.stride_groups.get(pointer, "out")
 
     @property
-    def used_groups(self) -> list[str]:
+    def used_stride_groups(self) -> list[str]:
         """The groups of strides that the kernel uses."""
         k = self.kernel
         reads = [f"{name}_ptr" for name in (*k.reads, k.added) if name in self.all_used]
         pointers = [*reads, *(f"{name}_result" for name in k.writes)]
         heads = ["in"] * bool(self.peel or self.picks)
-        return list(dict.fromkeys([*heads, *map(self.group, pointers)]))
+        return list(dict.fromkeys([*heads, *map(self.stride_group, pointers)]))
 
-    def at(self, pointer: str, part: Part, aligned: bool = False) -> str:
-        """Returns pointers to the elements of a part of a tile. If `aligned`, the part begins at a vector boundary."""
-        group = self.group(pointer)
+    def at(self, pointer: str, area: Area, aligned: bool = False) -> str:
+        """Returns pointers to the elements of an area of a tile. If `aligned`, it begins at a vector boundary."""
+        group = self.stride_group(pointer)
         inner, col = self.number(f"{group}_inner"), self.number(f"{group}_col")
         text = f"{pointer} + {group}_row"
-        rows = [times("rows_edge" if part is self.edge else "rows", inner)] * (self.rows > 1)
-        if part is self.edge:
+        rows = [times("rows_edge" if area is self.edge else "rows", inner)] * (self.rows > 1)
+        if area is self.edge:
             return " + ".join([text, *rows, times("column_edge", col)])
         step = f"({col} + zero)" if self.hides_stride else col
-        if self.begins or part is self.chunk:
-            rows.append(times(part("begin"), "1" if col == "1" else f"{step}.to(tl.int64)"))
+        if self.begins or area is self.chunk:
+            rows.append(times(area("begin"), "1" if col == "1" else f"{step}.to(tl.int64)"))
         text += f" + ({' + '.join(rows)})" if len(rows) > 1 else "".join(f" + {term}" for term in rows)
         if aligned:
             text = f"tl.multiple_of({text}, {'16' if self.rows == 1 else '[16, 16]'})"
-        return f"{text} + {times(part('columns'), step)}"
+        return f"{text} + {times(area('columns'), step)}"
 
     @property
     def loads_flat(self) -> bool:
@@ -195,9 +195,9 @@ class TextPlan:
         """Returns pointers to the numbers of a tile's rows in a tensor with a number per row."""
         return f"{pointer} + row_at + {times('row_index', self.number('row_inner'))}"
 
-    def column(self, part: Part) -> str:
+    def column(self, area: Area) -> str:
         """Returns the variable of the column of each element."""
-        return part("column" if self.begins or part is not self.body else "columns")
+        return area("column" if self.begins or area is not self.body else "columns")
 
     def head(self, rows: str) -> str:
         """Returns the length of the head of each row: the number of elements before the first vector boundary."""

@@ -66,8 +66,8 @@ def whole_row(w: Writer) -> None:
                 load(w, len(passes), p.used(*OUTPUTS), is_last=True)
             if k.writes:
                 hide_stride(w, 0)
-            for part in p.parts:
-                w.store(part, stream=p.reload)
+            for area in p.areas:
+                w.store(area, stream=p.reload)
             add_to_sums(w)
     if p.exchange:
         release(w)
@@ -159,8 +159,8 @@ def load(w: Writer, number: int, used: Collection[str], is_last: bool = False) -
         if p.peel:
             w.load(p.edge, p.all_used)
     elif number == 0:
-        for part in p.parts:
-            w.load(part, p.all_used)
+        for area in p.areas:
+            w.load(area, p.all_used)
     elif p.reload:
         w.load(p.body, used, "evict_first" if is_last else "")
 
@@ -211,13 +211,13 @@ def release(w: Writer) -> None:
 
 def outputs_in_chunks(w: Writer) -> None:
     """Computes the outputs of a row in chunks."""
-    p, used, part = w.plan, w.plan.used(*OUTPUTS), w.plan.chunk
+    p, used, area = w.plan, w.plan.used(*OUTPUTS), w.plan.chunk
     cols = p.cols // CHUNKS
     with w(f"for chunk in tl.static_range(0, {CHUNKS}):"):
-        w.bounds(f"(rank * {CHUNKS} + chunk) * {cols}" if p.rank else f"chunk * {cols}", used, part, cols, head=False)
-        w.load(part, used, "evict_first")
-        w.load_columns(used, [part])
-        w.store(part, stream=True)
+        w.bounds(f"(rank * {CHUNKS} + chunk) * {cols}" if p.rank else f"chunk * {cols}", used, area, cols, head=False)
+        w.load(area, used, "evict_first")
+        w.load_columns(used, [area])
+        w.store(area, stream=True)
     if p.peel:
         w.load_columns(used, [p.edge])
         w.store(p.edge)
