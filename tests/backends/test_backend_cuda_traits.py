@@ -41,27 +41,6 @@ def planned(name: str, rows: int, cols: int, dtype: str, arch: str = "sm_90") ->
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "cols", "dtype", "expected"),
-    [
-        # schedule, rows, columns, warps, stages, programs per row. docs/performance-notes.md has the measurements.
-        ("RMS_NORM_BACKWARD", 1048576, 128, "bfloat16", ("whole_row", 16, 128, 2, 2, 1)),
-        ("RMS_NORM_BACKWARD", 524288, 1024, "bfloat16", ("whole_row", 2, 1024, 4, 3, 1)),
-        ("RMS_NORM_BACKWARD", 131072, 4096, "bfloat16", ("whole_row", 1, 4096, 8, 3, 1)),
-        ("RMS_NORM_BACKWARD", 16384, 32768, "bfloat16", ("cooperative", 1, 1024, 1, 3, 32)),
-        ("CROSS_ENTROPY", 8192, 128256, "bfloat16", ("column_loop", 1, 8192, 8, 1, 1)),
-        ("CROSS_ENTROPY_BACKWARD", 8192, 128256, "bfloat16", ("cooperative", 1, 1024, 2, 1, 126)),
-        ("CROSS_ENTROPY_BACKWARD", 8192, 4096, "bfloat16", ("cooperative", 1, 1024, 2, 1, 4)),
-    ],
-)
-def test_measured_shapes_have_the_measured_configuration(
-    name: str, rows: int, cols: int, dtype: str, expected: tuple[object, ...]
-) -> None:
-    _, plan = planned(name, rows, cols, dtype)
-    c = plan.config
-    assert (c.schedule, c.rows, c.cols, c.num_warps, c.num_stages, c.programs_per_row) == expected
-
-
-@pytest.mark.parametrize(
     ("op", "rows", "cols", "h100", "h200"),
     [
         # rows, columns, warps, `reload`, persistent
@@ -101,8 +80,3 @@ def test_a_kernel_without_statistics_does_not_need_resident_programs() -> None:
     _, plan = planned("CROSS_ENTROPY_BACKWARD", 8192, 128256, "bfloat16")
     assert plan.programs is None
     assert "do not wait for each other" in plan.reason
-
-
-def test_few_rows_of_a_loss_share_the_multiprocessors() -> None:
-    for rows, schedule in ((16, "cooperative"), (2048, "column_loop")):
-        assert planned("CROSS_ENTROPY", rows, 131072, "bfloat16")[1].schedule == schedule

@@ -140,25 +140,6 @@ def test_cores_plans_one_program_per_vector_core(arch, cores):
     assert f"one per vector core {cores}" in launch_plan.reason
 
 
-def test_the_reason_gives_programs_tiles_bytes_and_limits():
-    launch_plan = plan(Problem(cols=781, inner=1823))
-    assert launch_plan.config.rows == 8
-    assert launch_plan.config.cols == 1024
-    for part in (
-        "32 programs = min(num_programs 32, 228 tiles)",
-        "1823 rows in tiles of 8 x 1024 = 8192 elements",
-        "98304 of the unified buffer's 196608 bytes",
-        "limit for 1 live tile, whole_row, row layout: 16384 elements, 8192 double-buffered",
-    ):
-        assert part in launch_plan.reason
-
-
-@pytest.mark.parametrize(("live_tiles", "first_width"), [(1, 32_768), (2, 32_768), (3, 16_384)])
-def test_rows_whose_next_power_of_two_does_not_fit_use_column_loop(live_tiles, first_width):
-    schedules = [plan(Problem(cols=1 << k, inner=64, live_tiles=live_tiles)).schedule for k in range(20)]
-    assert 1 << schedules.index("column_loop") == first_width
-
-
 def test_more_live_tiles_than_in_the_tables_reduce_the_tile_in_proportion():
     for layout in LAYOUTS:
         six = limit(Problem(cols=1, inner=1, layout=layout, live_tiles=6), "whole_row", 8, 192 * 1024)

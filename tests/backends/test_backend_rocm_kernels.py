@@ -20,7 +20,6 @@ from tridal.runtime import compiler, launch
 from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import KernelCall
-from tridal_rocm import resources
 from tridal_rocm.resources import waves_per_simd
 
 triton = pytest.importorskip("triton")
@@ -156,33 +155,6 @@ def test_spills_are_the_bytes_of_scratch_memory() -> None:
     config = KernelConfig("whole_row", 32, 4096, num_warps=16, exp2_bias=1e-9, persistent=False)
     compiled = compiler.compile_kernel(case.call(SOFTMAX.forward).specialize(config), ("hip", "gfx942", 64))
     assert ROCM.resources(compiled.asm, 0).spills > 100
-
-
-@EXAMINED
-@pytest.mark.parametrize(
-    ("constant", "wrong"),
-    [("_REGISTER_UNITS", 32), ("_REGISTER_UNITS", 128), ("_SIMDS", 2), ("_SCALAR_REGISTERS", 999)],
-)
-def test_a_wrong_constant_is_found_by_the_compiler_comment(
-    monkeypatch: pytest.MonkeyPatch, constant: str, wrong: int
-) -> None:
-    many_scalars = Case("gfx942", "bfloat16", (32, 1000, 1001), 1).call(SOFTMAX.backward)
-    loop = KernelConfig("column_loop", 64, 128, num_warps=8, num_stages=2, exp2_bias=0.0)
-    narrow = Case("gfx942", "float32", (100_000, 3), -1).call(SOFTMAX.backward)  # 100 registers, allocated as 104
-    tile = KernelConfig("whole_row", 256, 4, num_warps=1, exp2_bias=1e-9, persistent=False)
-    device = ROCM.architectures()["gfx942"]
-    assert device.target is not None
-    kernels = [
-        compiler.compile_kernel(specialization, device.target)
-        for specialization in (many_scalars.specialize(loop), narrow.specialize(tile))
-    ]
-
-    def agree(asm: dict[str, Any]) -> bool:
-        return waves_per_simd(ROCM.resources(asm, 0).registers, device)[0] == compiler_waves(asm["amdgcn"])
-
-    assert all(agree(kernel.asm) for kernel in kernels)
-    monkeypatch.setattr(resources, constant, wrong)
-    assert not all(agree(kernel.asm) for kernel in kernels)
 
 
 @pytest.mark.parametrize("peel", [True, False])

@@ -174,9 +174,3 @@ def test_narrow_rows_share_a_tile_of_one_wave(arch: str, reads: int) -> None:
     config = plan(problem(64, 1_000_000, reads=reads), device).config
     assert (config.schedule, config.num_warps) == ("whole_row", 1)
     assert config.rows * config.cols == 16 * (device.warp_size or 0)
-
-
-def test_programs_that_sum_over_rows_are_few_and_loop() -> None:
-    summed = problem(4096, 100_000, reads=2, column_writes=("float32",))
-    launch_plan = plan(summed)
-    assert launch_plan.programs == 4 * MI300X.cores, "64 KiB of two tensors are in flight, 16 KiB per program"

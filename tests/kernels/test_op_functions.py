@@ -194,12 +194,6 @@ def test_a_function_with_unknown_names_raises_and_lists_what_it_can_name(
         constants_of(kernel)
 
 
-def test_a_function_cannot_name_a_statistic_that_is_not_known_yet(make_kernel: Callable[..., RowKernel]) -> None:
-    kernel = make_kernel(statistics=(Statistic("total", "sum", term="square"),))
-    with pytest.raises(PluginError, match=r"square names total; as term"):
-        constants_of(kernel)
-
-
 def test_the_name_of_a_tensor_or_a_statistic_stands_for_a_function(make_kernel: Callable[..., RowKernel]) -> None:
     statistics = (Statistic("total", "sum", term="b"), Statistic("deviation", "sum", term="element"))
     kernel = make_kernel(

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import row_tensors
 import tridal
 from conformance_helpers import INTERPRETER
 from op_sources import make_kernel, make_op
 from tridal.errors import PluginError
-from tridal.kernels.op_functions import op_functions
 from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.ops import table
 from tridal.pytorch.path.kernel_calls import COLUMN_SUM
@@ -82,26 +80,6 @@ def test_results_that_schedules_broadcast_correctly_are_accepted(
     functions: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try_functions(make_kernel(tmp_path, monkeypatch, **functions))
-
-
-def test_functions_of_kernels_with_all_kinds_of_tensors_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    roles: set[str] = set()
-    report = op_trial._Report.__call__
-    monkeypatch.setattr(
-        op_trial._Report,
-        "__call__",
-        lambda self, role, *a, **o: roles.add(role) or report(self, role, *a, **o),
-    )
-    for kernel in vars(row_tensors).values():
-        if isinstance(kernel, RowKernel):
-            try_functions(kernel)
-    assert roles - {"empty"} == {function.role for function in op_functions(_all_roles())}
-
-
-def _all_roles() -> RowKernel:
-    two = Statistic("a", "sum", "x"), Statistic("b", "sum", "x", rebase="r")
-    names = "x", "y"
-    return RowKernel("all", "none", names, two, names, row_writes=names, column_writes=names, row_value="v")
 
 
 def test_a_count_per_part_and_parts_of_several_rows_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,20 +199,3 @@ def test_plans_and_specializations_are_the_same_for_any_number_of_rows(
             specialization = call.specialize(plan.config)
             found.add((plan.config, specialization.divisible, specialization.constants))
         assert len(found) == 1, backend.name
-
-
-def test_tridal_plan_returns_the_plan_of_a_call(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, prepare = [], launch.prepare
-
-    def recording(*arguments: Any) -> launch.Launch:
-        made.append(prepare(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(launch, "prepare", recording)
-    for setting in (True, False):
-        with tridal.use(device="auto" if device.type != "cpu" else "interpreter", batch_invariant=setting):
-            tridal.softmax(torch.randn(8, 129, device=device))
-            planned = tridal.plan(8, 129)
-        assert (planned.config, planned.programs) == (made[-1].plan.config, made[-1].plan.programs)
-        assert planned.reason.startswith("batch-invariant, planned for 4,096 rows; ") is setting
-    assert made[0].plan.config != made[1].plan.config

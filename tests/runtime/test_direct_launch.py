@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +20,12 @@ COMPILED = SimpleNamespace(
 )
 
 
-def make_launcher(flat: bool, scratch: int = 0) -> Any:
+def make_launcher(flat: bool) -> Any:
     """Returns a launcher class. `flat` passes the kernel's arguments one by one, else they are one tuple."""
 
     class Launcher:
         launched: list[Any] = []  # noqa: RUF012
         calls = 0
-        global_scratch_size = scratch
 
         def __init__(self, source: Any, metadata: Any) -> None:
             assert list(source.signature) == ["out", "in", "cols"]
@@ -76,44 +76,31 @@ def test_numbers_that_depend_on_the_rows_are_computed_for_each_launch(flat: bool
         assert arguments == (out.data_ptr(), source.data_ptr(), 99, rows + 1, 5)
 
 
-def test_a_launcher_that_changes_the_number_of_programs_gets_no_direct_launch() -> None:
-    class Changes(make_launcher(True)):  # type: ignore[misc]
-        def __call__(self, x: int, *arguments: Any) -> None:
-            super().__call__(x + 1, *arguments)
+def passing(arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]], **attributes: Any) -> Any:
+    """Returns a launcher class that passes other arguments on to its compiled part."""
 
-    assert direct_launch(COMPILED, Changes, 7, 2, [99]) is None
-
-
-def test_a_kernel_with_scratch_memory_gets_no_direct_launch() -> None:
-    assert direct_launch(COMPILED, make_launcher(True, scratch=64), 7, 2, [99]) is None
-
-
-def test_a_launcher_that_reads_tensors_gets_no_direct_launch() -> None:
-    class Reads:
+    class Launcher:
         def __init__(self, *_: Any) -> None:
-            self.launch = None
+            self.launch: Any = None
+            vars(self).update(attributes)
 
-        def __call__(self, *arguments: Any) -> None:
-            arguments[9].data_ptr()
+        def __call__(self, *given: Any) -> None:
+            self.launch(*arguments(given))
 
-    assert direct_launch(COMPILED, Reads, 7, 2, [99]) is None
+    return Launcher
 
 
 @pytest.mark.parametrize(
-    "passed",
+    "launcher",
     [
-        lambda stream, expected: (stream, "more", *reversed(expected)),
-        lambda stream, expected: ("no stream", *expected),
-        lambda stream, expected: ("no stream", expected),
+        passing(lambda given: (given[0] + 1, *given[1:])),
+        passing(lambda given: (given[3], "more", *reversed(given[9:]))),
+        passing(lambda given: ("no stream", *given[9:])),
+        passing(lambda given: ("no stream", given[9:])),
+        passing(lambda given: (given[9].data_ptr(),)),
+        passing(lambda given: given, global_scratch_size=64),
     ],
-    ids=["other_order", "flat_without_stream", "tuple_without_stream"],
+    ids=["other_programs", "other_order", "flat_without_stream", "tuple_without_stream", "reads_tensors", "scratch"],
 )
-def test_a_launcher_with_unknown_arguments_gets_no_direct_launch(passed: Any) -> None:
-    class Unknown:
-        def __init__(self, *_: Any) -> None:
-            self.launch = None
-
-        def __call__(self, *arguments: Any) -> None:
-            self.launch(*passed(arguments[3], arguments[9:]))  # type: ignore[misc]
-
-    assert direct_launch(COMPILED, Unknown, 7, 2, [99]) is None
+def test_a_launcher_that_does_something_unknown_gets_no_direct_launch(launcher: Any) -> None:
+    assert direct_launch(COMPILED, launcher, 7, 2, [99]) is None
