@@ -101,7 +101,8 @@ MORE_TENSORS = {"row_reads": ("float32",) * 2, "column_reads": ("bfloat16",) * 2
         (problem(784, 4096), {"peel": False}),
         (problem(31, 4096, **UNALIGNED), {"peel": False}),
         (problem(781, 4096, **UNALIGNED, **SUMS), {"peel": False}),
-        # programs loop only if they sum over rows
+        # programs loop only if they sum over rows, or if HIP launches too few threads for all tiles
+        (problem(16_384, 5_000_000), {"persistent": True}),
         (problem(4096, 100_000, reads=2, **SUMS), {"persistent": True}),
         (problem(4096, 100_000, reads=2), {"persistent": False}),
         # inner-dim rows fill cache lines if there are enough tiles
