@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tridal import library
-from tridal.ops import Op, Result, number, per_column, per_element, per_row
+from tridal.ops import Op, Result, number, per_column, per_row
 
 pytest.importorskip("triton")
 from several_results import BY_SUM, WEIGH
@@ -32,25 +32,12 @@ def test_correct_declarations_have_no_fault(op: Op) -> None:
     ("changes", "message"),
     [
         ({"arguments": ()}, "arguments: expected a tuple of Arguments, found ()"),
-        ({"arguments": [X, WEIGHT]}, f"arguments: expected a tuple of Arguments, found {[X, WEIGHT]!r}"),
         ({"arguments": (WEIGHT, X)}, "arguments: expected a tensor with a number per element as the first argument"),
-        (
-            {"arguments": (per_element("input", optional=True), WEIGHT)},
-            "arguments: expected a tensor with a number per element as the first argument",
-        ),
         ({"arguments": (X, number("eps", 1.0), WEIGHT)}, "arguments: expected the tensors before the numbers"),
         ({"arguments": (X, X, WEIGHT)}, "arguments: expected a name for each, found input, input, weight"),
         (
-            {"arguments": (X, per_column("Weight"))},
-            "parameters: expected names in lower case that are no keywords, found 'Weight'",
-        ),
-        (
             {"arguments": (X, WEIGHT, per_column("bias"))},
             "kernel 'weigh' reads weight with a number per column: expected 2 tensor(s): weight,bias",
-        ),
-        (
-            {"arguments": (X,), "saves": ("input",)},
-            "kernel 'weigh' reads weight with a number per column: expected 0 tensor(s)",
         ),
         (
             {"arguments": (X, WEIGHT, per_row("scales"))},
@@ -76,22 +63,13 @@ def test_tensors(changes: dict[str, Any], message: str) -> None:
     [
         (number("eps"), "parameters: expected a number as the default of 'eps', found None"),
         (
-            number("eps", 1.0, range=(2.0, 3.0)),
-            "parameters: the default of 'eps' is 1.0, outside of its range (2.0, 3.0)",
-        ),
-        (
             number("eps", 1.0, range=(3.0, 2.0)),
             "parameters: expected (smallest, largest) as the range of 'eps', found (3.0, 2.0)",
-        ),
-        (
-            number("eps", 1.0, range=(1.0,)),  # type: ignore[arg-type]
-            "parameters: expected (smallest, largest) as the range of 'eps', found (1.0,)",
         ),
         (
             number("eps", 4.0, range=(2.0, 3.0)),
             "parameters: the default of 'eps' is 4.0, outside of its range (2.0, 3.0)",
         ),
-        (number("eps", 2.5, range=(2.0, 3.0)), "parameters: no kernel uses 'eps': add it to a kernel's parameters"),
         (number("eps", 1.0), "parameters: no kernel uses 'eps': add it to a kernel's parameters"),
         (number("fast", True), "parameters: no kernel uses 'fast': kernels get it by the function `constants`"),
     ],
@@ -156,7 +134,6 @@ def test_results_that_a_call_may_not_have() -> None:
         ),
         ({"reference": None}, "it has no reference: expected a function made of torch's ops, found None"),
         ({"saves": "input"}, "saves: expected a tuple of names, found 'input': write ('input',)"),
-        ({"saves": None}, "saves: expected a tuple of names, found None"),
         (
             {"saves": ("input", ("h",))},
             "saves: expected names, or (name, other names, ...), found ('h',)",
@@ -167,7 +144,6 @@ def test_results_that_a_call_may_not_have() -> None:
             "(known: input, output, squares, total, weight)",
         ),
         ({"gradients": (("input",), ("bias",))}, "gradients: expected the name of each tensor once, found 'bias'"),
-        ({"gradients": (("input",), ("input",))}, "gradients: expected the name of each tensor once, found 'input'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else ", ".join(value),
 )
@@ -179,17 +155,8 @@ def test_gradient(changes: dict[str, Any], message: str) -> None:
     ("kernels", "message"),
     [
         ((), "its kernels are called nothing: expected 'weigh', and 'weigh_backward' if any"),
-        ((BACKWARD,), "its kernels are called 'weigh_backward': expected 'weigh', and 'weigh_backward' if any"),
         ((None,), "expected a RowKernel, found None"),
     ],
 )
 def test_kernels(kernels: Any, message: str) -> None:
     assert fault(WEIGH, kernels=kernels) == message
-
-
-def test_a_saved_tensor_may_have_one_other_name() -> None:
-    found = fault(WEIGH, saves=(("input",),))
-    assert found is not None
-    assert "expected names, or (name, other names, ...), found ('input',)" in found
-    pair = fault(WEIGH, saves=(("input", "output"), *WEIGH.saves[1:]))
-    assert pair is None or "expected names" not in pair

@@ -22,30 +22,12 @@ def squares(f: Fn) -> Fn:
     return lambda z: f(z).square().sum()
 
 
-def is_grads_batched(f: Fn) -> Fn:
-    def rows(z: torch.Tensor) -> torch.Tensor:
-        z = z.detach().requires_grad_()
-        y = f(z)
-        basis = torch.eye(y.numel(), dtype=y.dtype, device=y.device).view(-1, *y.shape)
-        return torch.autograd.grad(y, z, basis, is_grads_batched=True)[0]
-
-    return rows
-
-
 def gradients_of_outputs(f: Fn) -> Fn:
     def pulled(z: torch.Tensor) -> torch.Tensor:
         y, pull = vjp(f, z)
         return torch.cat([pull(y.cos())[0], *vmap(pull)(torch.stack([y, y.sin()]))[0]])
 
     return pulled
-
-
-def dual_number(f: Fn) -> Fn:
-    def tangent(z: torch.Tensor) -> torch.Tensor:
-        with forward_ad.dual_level():
-            return forward_ad.unpack_dual(f(forward_ad.make_dual(z, z.flip(0)))).tangent
-
-    return tangent
 
 
 def reverse_over_dual(f: Fn) -> Fn:
@@ -58,11 +40,9 @@ def reverse_over_dual(f: Fn) -> Fn:
     return second
 
 
-TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {
-    "vmap": vmap,
+TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {  # test_combinations.py has those of one order
     "vmap of the last dimension": lambda f: vmap(f, in_dims=-1),
     "vmap of vmap": lambda f: vmap(vmap(f, in_dims=1), in_dims=1),
-    "grad": lambda f: grad(squares(f)),
     "vmap of grad": lambda f: vmap(grad(squares(f))),
     "vjp, and vmap of it": gradients_of_outputs,
     "jvp": lambda f: lambda z: jvp(f, (z,), (z.flip(0),))[1],
@@ -72,9 +52,6 @@ TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {
     "jacfwd of jacfwd": lambda f: jacfwd(jacfwd(squares(f))),
     "jacrev of jacrev": lambda f: jacrev(jacrev(squares(f))),
     "grad of grad of grad": lambda f: grad(squares(grad(squares(grad(squares(f)))))),
-    "jacobian, vectorised": lambda f: lambda z: torch.autograd.functional.jacobian(f, z, vectorize=True),
-    "is_grads_batched": is_grads_batched,
-    "dual number": dual_number,
     "reverse mode over a dual number": reverse_over_dual,
 }
 

@@ -204,11 +204,6 @@ class Op:
         return tuple(found.get(argument.name, -1) for argument in self.signature.arguments)
 
     @functools.cached_property
-    def tensor_gradient_index(self) -> tuple[int, ...]:
-        """The same for each tensor among the arguments."""
-        return tuple(self.gradient_index[index] for index in self.signature.tensors)
-
-    @functools.cached_property
     def differentiable_results(self) -> int:
         """How many results have gradients. These are the first ones."""
         return sum(result.gradient is not None for result in self.results)

@@ -110,13 +110,9 @@ class Signature:
         """The names of the arguments that may be None."""
         return frozenset(argument.name for argument in self.arguments if argument.optional)
 
-    @functools.cached_property
-    def _defaults(self) -> tuple[Any, ...]:
-        return tuple(argument.default for argument in self.arguments)
-
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments with the defaults of those at the end that the dispatcher has left out."""
-        return arguments if len(arguments) == len(self.arguments) else (*arguments, *self._defaults[len(arguments) :])
+        return (*arguments, *(argument.default for argument in self.arguments[len(arguments) :]))
 
     def named(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """Returns the arguments by name."""
@@ -169,16 +165,19 @@ class Signature:
 
     def dtypes(self, named: Mapping[str, Any]) -> tuple[torch.dtype, ...]:
         """Returns the dtype of each result."""
-        return tuple(self._dtype(index, result, named) for index, result in enumerate(self.results))
-
-    def _dtype(self, index: int, result: Result, named: Named) -> torch.dtype:
-        if result.dtype is not None:
-            return result.dtype if isinstance(result.dtype, torch.dtype) else result.dtype(named)
-        if result.role == "whole" and result.new is not None and not self.is_absent(index, named):
-            return result.new(named).dtype
-        if result.role != "element":
-            return self.sum_dtype(named)
-        return named["dtype"] if "dtype" in named else element_dtype(self.arguments, [*named.values()])
+        dtypes: list[torch.dtype] = []
+        for index, result in enumerate(self.results):
+            if isinstance(result.dtype, torch.dtype):
+                dtypes.append(result.dtype)
+            elif result.dtype is not None:
+                dtypes.append(result.dtype(named))
+            elif result.role == "whole" and result.new is not None and not self.is_absent(index, named):
+                dtypes.append(result.new(named).dtype)
+            elif result.role != "element":
+                dtypes.append(self.sum_dtype(named))
+            else:
+                dtypes.append(named["dtype"] if "dtype" in named else element_dtype(self.arguments, [*named.values()]))
+        return tuple(dtypes)
 
     def new_results(self, arguments: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         """Returns empty tensors with the shapes and dtypes of the results."""

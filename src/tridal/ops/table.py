@@ -61,7 +61,8 @@ def clear() -> None:
 
 def ops() -> dict[str, Op]:
     """Returns the ops that can be used, by name."""
-    return {entry.name: _newest(entry.op) for entry in registered() if entry.op is not None}
+    found = {entry.name: entry.op for entry in registered() if entry.op is not None}
+    return found | {name: op for name, op in _declared.items() if name in found and _is_again(op, found[name])}
 
 
 def first() -> Op:
@@ -148,18 +149,11 @@ def add(op: Op) -> None:
     _declared[op.name] = op
 
 
-def _newest(op: Op) -> Op:
-    declared = _declared.get(op.name, op)
-    return declared if _is_again(declared, op) else op
-
-
 def _is_again(op: Op, known: Op) -> bool:
     """Returns whether an op is a known one, or another declaration of it."""
-    return op is known or (op.name == known.name and _module_of(op) == _module_of(known) and not _is_bundled(known))
-
-
-def _is_bundled(op: Op) -> bool:
-    return _module_of(op).startswith(f"{_LIBRARY}.")
+    module = _module_of(known)
+    again = op.name == known.name and _module_of(op) == module and not module.startswith(f"{_LIBRARY}.")
+    return op is known or again
 
 
 def _module_of(op: Op) -> str:

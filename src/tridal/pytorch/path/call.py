@@ -76,7 +76,8 @@ class Call:
             results: how many results the function returns. These are the first ones.
             overwrites: whether a backward that is computed once may overwrite the saved tensors.
         """
-        tensors, index = op.signature.tensors_of(arguments), op.tensor_gradient_index
+        tensors = op.signature.tensors_of(arguments)
+        index = [op.gradient_index[position] for position in op.signature.tensors]
         self.op, self.results, self.overwrites, self.settings = op, results, overwrites, current()
         self.numbers = op.signature.numbers_of(arguments)
         needed = [op.differentiable_results > 0 and records_gradient(tensor) for tensor in tensors]
