@@ -134,10 +134,7 @@ CALLS: dict[str, Callable[[Function, Derivative, torch.Tensor], torch.Tensor]] =
     "exported": exported,
     "traced": lambda f, derivative, x: derivative(torch.jit.trace(f, (x.detach(),), check_trace=False), x),
 }
-MODES = {f"mode {mode}": compiled(mode=mode) for mode in ("default", "reduce-overhead", "max-autotune")}
-"""Slow calls: torch.compile generates and compiles code."""
-COMPILED = {name for name in (*CALLS, *MODES) if name.startswith(("compiled", "mode"))}
-SLOW_CALLS = {*COMPILED, "exported", "traced"}
+SLOW_CALLS = {*(name for name in CALLS if name.startswith("compiled")), "exported", "traced"}
 
 Compute = Callable[[], torch.Tensor]
 

@@ -9,7 +9,6 @@ from torch_versions import TORCH as VERSION
 TORCH = "2.13."
 """The version of torch that refuses these on the CPU. Others refuse more or less."""
 
-MODES = ("mode default", "mode reduce-overhead", "mode max-autotune")
 DISTRIBUTED = ("replicated", "sharded batch", "sharded rows")
 _NEED_GRAD = ("gradient", "backward in compiled", "second gradient", "batched gradients")
 _TRANSFORMS = ("functional gradient", "batched gradients", "jvp", "dual number", "vmap", "vmap of gradient")
@@ -25,7 +24,6 @@ _BY_TORCH: dict[str, tuple[str, ...]] = {
         "second gradient", "functional gradient", "jvp", "vmap", "vmap of gradient", "subclass", "nested",
         "torch dispatch mode",
     ),
-    **dict.fromkeys(MODES, ("second gradient", "dual number")),
     "log_softmax": ("nested",),
     "compiled whole": ("second gradient", "subclass"),
     "compiled autograd": ("batched gradients",),
@@ -47,7 +45,6 @@ _OF_SEVERAL = [
     *itertools.product(DISTRIBUTED, ["exported", "traced", "vmap", "vmap of gradient"], _INFERENCE),
     *itertools.product(["jagged"], ["override_torch"], ["scale"], _NEED_GRAD[:3]),
     *itertools.product(DISTRIBUTED, ["compiled whole"], ["batched gradients"]),
-    *itertools.product(MODES, ["batched gradients"], ["settings of torch"]),
 ]
 REFUSED |= set(map(frozenset, _OF_SEVERAL))
 
@@ -71,6 +68,3 @@ if VERSION < (2, 9):
     # After one of these, a compiled transform raises "Unsupported functorch tracing attempt", or nothing is compiled.
     LEAKS_IN_TORCH |= {frozenset({kind, "compiled whole", "torch dispatch mode"}) for kind in _TRANSFORMS}
     LEAKS_IN_TORCH |= {frozenset({kind, "backward in compiled", "torch dispatch mode"}) for kind in DISTRIBUTED}
-
-SHORTFALLS = {frozenset({"subclass", mode}) for mode in MODES}
-"""torch computes these with its own lowering. tridal raises the TypeError that torch raises with `aot_eager`."""

@@ -16,7 +16,6 @@ from feature_axes import (
     CALLS,
     CONTEXTS,
     INPUTS,
-    MODES,
     NEED_SCALE_MASK,
     SEVERAL_TENSORS,
     SHAPE,
@@ -33,7 +32,6 @@ from refused_features import (
     LEAKS_IN_TORCH,
     LIMITS,
     REFUSED,
-    SHORTFALLS,
     TORCH,
     UNSTABLE_IN_TORCH,
     WRONG_IN_TORCH,
@@ -48,12 +46,12 @@ AXES: dict[str, list[str]] = {
     "arguments": list(ARGUMENTS),
     "context": list(CONTEXTS),
 }
-NOT_COMPARED = REFUSED | LIMITS | LEAKS_IN_TORCH | UNSTABLE_IN_TORCH | WRONG_IN_TORCH | SHORTFALLS
+NOT_COMPARED = REFUSED | LIMITS | LEAKS_IN_TORCH | UNSTABLE_IN_TORCH | WRONG_IN_TORCH
 NOT_FLOATING = {"integers", "nested", "jagged"}
 NOT_ON_STREAMS = {
-    "graph": {*SLOW_CALLS, *MODES, *DISTRIBUTED, "nested", "jagged", "backward in compiled"},
+    "graph": {*SLOW_CALLS, *DISTRIBUTED, "nested", "jagged", "backward in compiled"},
     # Forward-mode AD, tracers and the override have one state for all threads.
-    "threads with streams": {*SLOW_CALLS, *MODES, *DISTRIBUTED, "backward in compiled", "jvp", "dual number"},
+    "threads with streams": {*SLOW_CALLS, *DISTRIBUTED, "backward in compiled", "jvp", "dual number"},
 }
 
 
@@ -119,7 +117,7 @@ def compute(row: Row, device: torch.device, function: Callable[..., Any] = ours)
     x = INPUTS[row["input"]](values_for(row, device))
     keywords = {name: like(value, x) for name, value in ARGUMENTS[row["arguments"]].items()}
     called = (by_torch if row["call"] == "override_torch" else function)(row["op"], keywords)
-    call, kind = (CALLS | MODES)[row["call"]], DERIVATIVES[row["derivative"]]
+    call, kind = CALLS[row["call"]], DERIVATIVES[row["derivative"]]
     context = (CONTEXTS | ACCELERATOR_CONTEXTS)[row["context"]]
     return x, context(lambda: call(called, kind.compute, x), device)
 
@@ -192,17 +190,6 @@ def failures_of(check: Callable[[Row, torch.device], None], rows: list[Row], dev
 @pytest.mark.filterwarnings("ignore")
 def test_a_row_of_features_computes_the_result_of_torch(device: torch.device, row: Row) -> None:
     check(row, device)
-
-
-@pytest.mark.usefixtures("mesh")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", MODES)
-def test_modes_of_the_compiler_compute_the_result_of_torch(
-    request: pytest.FixtureRequest, device: torch.device, mode: str
-) -> None:
-    if not request.config.getoption("--matrix"):
-        pytest.skip("needs --matrix")
-    assert not failures_of(check, rows_with("call", mode), device)
 
 
 @pytest.mark.usefixtures("mesh")

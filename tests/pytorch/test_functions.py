@@ -28,13 +28,6 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["served", "torch"])
-def input_device(request: pytest.FixtureRequest, backend: Any) -> Iterator[torch.device]:
-    """A device that a backend serves, and a device where torch computes."""
-    with tridal.use(device=backend.name if request.param == "served" else "auto"):
-        yield tridal.device() if request.param == "served" else torch.device("cpu")
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 6), max_size=4),

@@ -42,28 +42,19 @@ def names(calls: list[CallRecord]) -> list[str]:
 
 AFFECTED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "torch.softmax": ("softmax", lambda x: torch.softmax(x, 0)),
-    "Tensor.softmax": ("softmax", lambda x: x.softmax(-1)),
-    "torch.special.softmax": ("softmax", lambda x: torch.special.softmax(x, 0)),
-    "F.softmax": ("softmax", lambda x: F.softmax(x, -1)),
     "F.softmin": ("softmax", lambda x: F.softmin(x, -1)),
-    "nn.Softmax": ("softmax", lambda x: torch.nn.Softmax(-1)(x)),
     "nn.Softmax2d": ("softmax", lambda x: torch.nn.Softmax2d()(x[None])),
-    "F.log_softmax": ("log_softmax", lambda x: F.log_softmax(x, -1)),
     "nn.LogSoftmax": ("log_softmax", lambda x: torch.nn.LogSoftmax(1)(x)),
     "F.cross_entropy": ("log_softmax", lambda x: F.cross_entropy(x[0], torch.tensor([1, 0, 2], device=x.device))),
     "nn.CrossEntropyLoss of probabilities": (
         "log_softmax", lambda x: torch.nn.CrossEntropyLoss()(x[0], torch.eye(3, 5, dtype=x.dtype, device=x.device)),
     ),
-    "F.gumbel_softmax": ("softmax", lambda x: F.gumbel_softmax(x, tau=1e9)),
     "masked.softmax": ("softmax", lambda x: torch.masked.softmax(x, -1, mask=x > -1)),
     "eager attention": ("softmax", lambda x: torch.softmax(x @ x.transpose(1, 2) / 5**0.5, -1) @ x),
     "unfused SDPA": ("softmax", lambda x: torch.ops.aten._scaled_dot_product_attention_math(x, x, x)[0]),
-    "Categorical": ("softmax", lambda x: torch.distributions.Categorical(logits=x).probs),
-    "F.layer_norm": ("layer_norm", lambda x: F.layer_norm(x, (5,))),
     "F.layer_norm of two dims": ("layer_norm", lambda x: F.layer_norm(x, (3, 5), x[0] + 1, x[1], eps=0.1)),
     "nn.LayerNorm": ("layer_norm", lambda x: torch.nn.LayerNorm(5, dtype=x.dtype, device=x.device)(x)),
 } | ({} if not HAS_RMS_NORM else {
-    "F.rms_norm": ("rms_norm", lambda x: F.rms_norm(x, (5,))),
     "F.rms_norm of two dims": ("rms_norm", lambda x: F.rms_norm(x, (3, 5), x[0] + 1, eps=0.1)),
     "nn.RMSNorm": ("rms_norm", lambda x: torch.nn.RMSNorm(5, dtype=x.dtype, device=x.device)(x)),
 })  # fmt: skip

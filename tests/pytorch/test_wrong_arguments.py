@@ -34,22 +34,6 @@ OPTIONS = [
     for function, given in CALLS.items() for parameter in inspect.signature(function).parameters.values()
     if parameter.name not in {*given, "stream", "dtype", "accum_dtype", "mask", "up", "removed"}
 ]  # fmt: skip
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "coo": Tensor.to_sparse,
-    "csr": Tensor.to_sparse_csr,
-    "csc": Tensor.to_sparse_csc,
-    "bsr": lambda x: x.to_sparse_bsr((1, 1)),
-    "bsc": lambda x: x.to_sparse_bsc((1, 1)),
-    "mkldnn": Tensor.to_mkldnn,
-    "nested": lambda x: torch.nested.nested_tensor([x, x]),
-    "jagged": lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged),
-}
-
-
-def is_possible(layout: str, tensor: Tensor) -> bool:
-    if layout == "mkldnn":
-        return tensor.is_floating_point()
-    return tensor.dim() > 1 or layout == "coo"
 
 
 def ids(value: Any) -> str:
@@ -86,22 +70,18 @@ def test_an_option_of_another_type_raises(function: Any, parameter: inspect.Para
         assert not is_bool or found.type is TypeError
 
 
-@pytest.mark.parametrize(
-    ("function", "name", "layout"),
-    [(*t, layout) for t in TENSORS for layout in LAYOUTS if is_possible(layout, CALLS[t[0]][t[1]])], ids=ids,
-)  # fmt: skip
-def test_the_advice_for_a_layout_works(function: Any, name: str, layout: str, computed_by: str) -> None:
-    tensor, of_softmax = CALLS[function][name], "softmax" in function.__name__
-    value = LAYOUTS[layout](tensor)
-    if of_softmax and name == "input" and computed_by == "torch" and layout == "mkldnn":
-        pytest.skip("torch.softmax computes it")
-    with pytest.raises(LayoutError, match=f"^{function.__name__}: {name} must be a dense tensor") as found:
-        function(**{**CALLS[function], name: value})
-    _, _, advice = str(found.value).partition(": use ")
-    scope: Any = {"torch": torch, name: value, "dim": -1}
-    dense, *others = (eval(code, scope) for code in advice.partition(", where")[0].split(" or "))
-    if value.is_nested:
-        assert dense.shape == (2, *tensor.shape)
-    else:
-        function(**{**CALLS[function], name: dense})
-        assert [other.to_dense().shape for other in others] == [tensor.shape] * (of_softmax and layout != "mkldnn")
+@pytest.mark.parametrize(("function", "name"), TENSORS, ids=ids)
+def test_a_sparse_or_nested_tensor_raises_layout_error(function: Any, name: str) -> None:
+    tensor = CALLS[function][name]
+    for value in (tensor.to_sparse(), torch.nested.nested_tensor([tensor, tensor], layout=torch.jagged)):
+        with pytest.raises(LayoutError, match=f"^{function.__name__}: {name} must be a dense tensor.*: use {name}.to_"):
+            function(**{**CALLS[function], name: value})
+
+
+def test_the_advice_for_scores_works() -> None:
+    with pytest.raises(LayoutError) as found:
+        tridal.softmax(X.to_sparse(), mask=X > 0)
+    assert str(found.value).endswith(
+        "use input.to_dense() or torch.sparse.softmax(input, dim), where absent elements are -inf"
+    )
+    assert torch.sparse.softmax(X.to_sparse(), -1).to_dense().shape == X.shape

@@ -156,7 +156,7 @@ return _enter(_function, _key, ({given},), ({", ".join(positional)},), dict({key
     scope |= {"CALLS": CALLS, "NO_KEY": keys.NO_KEY, "compiling": _compiling, "can_be_stored": _can_be_stored}
     if clashes := sorted({parameter.name for parameter in parameters} & scope.keys()):
         raise PluginError(f"op {op.name!r}: parameters: functions have a variable {clashes[0]!r}: choose another name")
-    function = functools.wraps(body)(generated(body.__name__, _declared(parameters)[1:-1], [source], scope))
+    function = functools.wraps(body)(generated(body.__name__, _declared(parameters), [source], scope))
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     of_public = {*signature.parameters, "return"} - {next(iter(signature.parameters))}
     function.__annotations__ = {name: kind for name, kind in body.__annotations__.items() if name in of_public}
@@ -173,12 +173,12 @@ class _Name(str):
 
 
 def _declared(parameters: list[inspect.Parameter]) -> str:
-    """Returns the source of parameters, whose defaults are names: "(x, dim=default_dim)"."""
+    """Returns the source of parameters, whose defaults are names: "x, dim=default_dim"."""
     named = [
         p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else _Name(f"default_{p.name}"))
         for p in parameters
     ]
-    return str(inspect.Signature(named))
+    return str(inspect.Signature(named))[1:-1]
 
 
 def _can_be_stored(values: tuple[Any, ...]) -> bool:
