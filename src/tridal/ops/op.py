@@ -277,7 +277,7 @@ class Op:
         return Argument(name, role=found.role, optional=optional)
 
 
-def RowOp(*_: Any, **__: Any) -> NoReturn:
+def RowOp(*arguments: Any, **fields: Any) -> NoReturn:
     """Raises PluginError: `Op` has replaced it."""
     raise PluginError("RowOp is now Op, which also declares ops of several tensors: see docs/add-an-op.md")
 
