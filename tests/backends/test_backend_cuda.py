@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
 from tridal.devices import registry
 from tridal.devices.types import DeviceProperties, KernelConfig, Resources
-from tridal_cuda.resources import max_registers_for, occupancy, read_resources
+from tridal.ops import planning
+from tridal.runtime import compiler
+from tridal_cuda.resources import max_registers_for, occupancy
 
 CUDA = registry.get("cuda")
 H100 = CUDA.architectures()["sm_90"]
@@ -60,14 +63,23 @@ def test_max_registers_for_admits_that_many_programs_and_no_more_registers_do(pr
     assert occupancy(config, Resources(registers + 8, 0, 0), registers_only)[0] < programs
 
 
-def test_an_unreadable_cubin_raises_with_the_output_of_cuobjdump() -> None:
-    pytest.importorskip("triton")
-    with pytest.raises(RuntimeError, match=r"cuobjdump reports no registers: .*cuobjdump"):
-        CUDA.resources({"cubin": b"not a cubin"}, 0)
+def test_registers_and_spills_are_those_that_cuobjdump_prints() -> None:
+    triton = pytest.importorskip("triton")
+    problem = planning.matrix_call(1024, 1000, "bfloat16", "softmax")
+    limited = KernelConfig("whole_row", 8, 1024, num_warps=4, max_registers=32)
+    cubin = compiler.compile_kernel(problem.specialize(limited), H100.target).asm["cubin"]
+    found = CUDA.resources({"cubin": cubin}, 512)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(triton.__file__).with_name("backends") / "nvidia" / "bin" / "cuobjdump"
+        printed = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    assert f"REG:{found.registers} STACK:{found.spills} " in printed
+    assert found.spills > 0
+    assert found.shared_memory == 512
 
 
-def test_spills_are_the_stack_and_local_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    printed = "Function x:\n REG:64 STACK:24 SHARED:0 LOCAL:8 CONSTANT[0]:600"
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=printed, stderr=""))
-    assert read_resources(b"", 512) == Resources(registers=64, spills=32, shared_memory=512)
+@pytest.mark.parametrize("cubin", [b"", b"not a cubin", b"\x7fELF" + bytes(100)])
+def test_an_unreadable_cubin_raises(cubin: bytes) -> None:
+    with pytest.raises(RuntimeError, match=f"a cubin of {len(cubin)} bytes, does not state its registers"):
+        CUDA.resources({"cubin": cubin}, 0)
