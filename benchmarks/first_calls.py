@@ -1,4 +1,4 @@
-"""Measures the first call of a width with empty caches, and in a second process that finds kernels and plans on disk.
+"""Measures the first call of a width with empty caches, and in a second process that finds kernels on disk.
 
     python benchmarks/first_calls.py [--ops NAME...] [--columns NUMBER...] [--backward] [--json FILE]
 

@@ -130,8 +130,7 @@ def dump(line: str, with_text: bool) -> list[dict[str, Any]]:
 
 def prepare(cache: str) -> bool:
     """Prepares a process. Returns whether Triton compiles for Ascend, and then makes it stop at linalg IR."""
-    # A plan that another case has stored would not be made again, so its kernel would not be recorded.
-    os.environ |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_CACHE_DIR": cache, "TRIDAL_PLAN_STORE": "false"}
+    os.environ |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_CACHE_DIR": cache}
     import torch
     from triton.backends import backends
 

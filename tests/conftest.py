@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -29,7 +28,7 @@ from tridal.devices.types import Backend
 from tridal.errors import TridalError
 from tridal.kernels.written import WrittenKernel
 from tridal.ops import Op, table
-from tridal.runtime import launch, plan_store
+from tridal.runtime import launch
 from tridal.runtime.specialization import KernelCall
 
 WrittenKernel.__init__ = written_checks.write_and_check  # type: ignore[method-assign]
@@ -93,13 +92,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         selected = backends(metafunc.config)
         metafunc.parametrize("backend", selected, ids=[backend.name for backend in selected], scope="session")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_stored_plans() -> Iterator[None]:
-    """Turns the store of plans off, so that no test depends on a plan of another test. It behaves as without a disk."""
-    with mock.patch.object(plan_store, "_files", side_effect=OSError):  # one error would keep all frames
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

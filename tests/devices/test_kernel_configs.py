@@ -16,7 +16,7 @@ import tridal
 from backend_helpers import FakeBackend
 from cli_helpers import run, run_json
 from tridal.devices import settings
-from tridal.devices.types import KERNEL_CONFIG, KernelConfig, LaunchPlan
+from tridal.devices.types import KernelConfig, LaunchPlan
 from tridal.errors import PlanError, SettingsError
 from tridal.ops import planning, table
 from tridal.runtime import launch
@@ -112,17 +112,6 @@ def test_gradient_of_a_call_has_its_configuration() -> None:
         tridal.softmax(x).backward(torch.ones_like(x))
     assert x.grad is not None
     torch.testing.assert_close(x.grad, torch.zeros_like(x), atol=1e-6, rtol=0)
-
-
-def test_stored_plans_of_different_configurations_have_different_files() -> None:
-    pytest.importorskip("triton")
-    from tridal.runtime.plan_store import PlanFile
-
-    backend, device = planning.architectures()["sm_90"]
-    call = planning.matrix_call(4096, 1000)
-    options = [{}, *({KERNEL_CONFIG: KernelConfig(**ROWS, num_stages=stages)} for stages in (1, 2))]
-    names = [PlanFile(call, backend, device, given)._name for given in options]
-    assert len({*names}) == 3
 
 
 def test_settings_with_configurations_can_be_pickled_and_shown() -> None:

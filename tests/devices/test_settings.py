@@ -68,7 +68,6 @@ def test_use_overrides_environment_which_overrides_file(folder, monkeypatch):
             "device": "tridal.use",
             "fallback": "tridal.yaml:2",
             "batch_invariant": "default",
-            "plan_store": "default",
             "dump": "default",
             "kernel_configs": "default",
             "plugins": "default",

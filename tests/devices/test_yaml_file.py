@@ -119,7 +119,7 @@ def test_numbers_are_decimal_and_everything_else_is_text(folder, text, expected)
             [
                 "bad.yaml:1",
                 "no setting is called 'on'",
-                "known: device, fallback, batch_invariant, plan_store, dump, kernel_configs, plugins, backends",
+                "known: device, fallback, batch_invariant, dump, kernel_configs, plugins, backends",
             ],
         ),
         ("device: a\nfallback: torch\ndevice: b\n", ["bad.yaml:3", "device", "line 1 already", "remove one"]),

@@ -14,7 +14,7 @@ import pytest
 from call_helpers import kernel_call, written
 from tridal.devices.types import KernelConfig
 from tridal.errors import PluginError
-from tridal.kernels.op_functions import constants_of, fingerprint
+from tridal.kernels.op_functions import constants_of
 from tridal.kernels.row_kernel import RowKernel, Statistic
 
 pytest.importorskip("triton")
@@ -234,21 +234,3 @@ def test_a_missing_triton_function_raises_with_its_module(make_kernel: Callable[
     expected = rf"kernel 'norm' needs a Triton function '{name}' in {kernel.module}"
     with pytest.raises(PluginError, match=expected):
         constants_of(kernel)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "equal"),
-    [
-        ("a / count", "a * count", True),  # not a function of this kernel
-        ("return helper(a)", "return helper(a) + 1", False),
-        ("x * 2", "x * 3", False),  # called by a function of the kernel
-        ("return deviation, part_total, total, part_count", "return deviation, part_total, total, 0", False),
-    ],
-    ids=["unused", "function", "callee", "rebase"],
-)
-def test_fingerprint_changes_with_the_source_of_the_op(
-    make_kernel: Callable[..., RowKernel], old: str, new: str, equal: bool
-) -> None:
-    assert old in SOURCE
-    hashes = [fingerprint(make_kernel(source)) for source in (SOURCE, SOURCE.replace(old, new))]
-    assert (hashes[0] == hashes[1]) is equal

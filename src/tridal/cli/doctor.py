@@ -70,7 +70,6 @@ def examine() -> dict[str, Any]:
         "devices": devices,
         "settings": effective_settings,
         "device": chosen_device,
-        "plan_store": _plan_store(),
         "fallbacks": _fallbacks(),
         "notes": tested_versions.notes(versions) + _notes(),
     }
@@ -169,21 +168,6 @@ def _chosen_device() -> dict[str, Any]:
     return {**report, "usable": True, "problem": None}
 
 
-def _plan_store() -> dict[str, Any]:
-    """Returns whether plans are stored, the folder and the number of its files, and why it cannot be used."""
-    report: dict[str, Any] = dict.fromkeys(("on", "folder", "files", "problem"))
-    try:
-        report["on"] = settings.current().plan_store
-        from tridal.runtime import plan_store
-
-        folder, files = plan_store.contents()
-        return report | {"folder": str(folder), "files": files}
-    except TridalError as error:
-        return report | {"problem": str(error)}
-    except Exception as error:
-        return report | {"problem": describe_error(error)}
-
-
 def _fallbacks() -> list[str]:
     """Returns one line for each device type with tensors that tridal's kernels do not compute."""
     lines = []
@@ -231,9 +215,6 @@ def _show(report: dict[str, Any]) -> None:
     triton = f"{versions['triton']} ({distribution})" if distribution else "not installed"
     facts = [(name, versions[name] or "not installed") for name in ("tridal", "python", "torch", "numpy")]
     facts += [("triton", triton), ("platform", versions["platform"]), ("tested with", tested_versions.as_text())]
-    store = report["plan_store"]
-    found = f"{store['problem']}" if store["problem"] else f"{count(store['files'], 'file')} in {store['folder']}"
-    facts.append(("stored plans", escape(found if store["on"] else f"off; {found}")))
     out.print(grid(*facts))
 
     headings = ("backend", "available", "provided by", "devices, or why it is not available")

@@ -42,7 +42,7 @@ class LaunchPlan:
     resources: Resources | None = None
     """The compiler's report for `config`, for users; None if the backend did not compile it."""
     compilations: int = field(default=0, compare=False)
-    """Configurations that were compiled to make this plan. tridal counts them; a stored plan has 0."""
+    """Configurations that were compiled to make this plan. tridal counts them."""
 
     def programs_for(self, tiles: int) -> int:
         """Returns the number of programs of a launch with so many tiles."""

@@ -39,12 +39,6 @@ FIELDS: Mapping[str, Option] = {
         accepts=lambda value: isinstance(value, bool),
         help="whether a row's result is bitwise the same in every batch",
     ),
-    "plan_store": Option(
-        default=True,
-        expected="true or false",
-        accepts=lambda value: isinstance(value, bool),
-        help="whether plans are stored in Triton's cache, so that later processes compile no candidates",
-    ),
     "dump": Option(
         default=None,
         expected="the name of a folder",

@@ -39,7 +39,6 @@ class Settings:
     device: str
     fallback: str
     batch_invariant: bool
-    plan_store: bool
     dump: str | None
     kernel_configs: tuple[ConfigOverride, ...] | None
     plugins: str
@@ -153,7 +152,6 @@ def use(
     *,
     fallback: str | None = None,
     batch_invariant: bool | None = None,
-    plan_store: bool | None = None,
     dump: str | None = None,
     kernel_configs: Sequence[Mapping[str, object]] | None = None,
     backends: Mapping[str, Mapping[str, object]] | None = None,
@@ -172,8 +170,7 @@ def use(
         ('interpreter', device(type='cpu'))
     """
     arguments: dict[str, Any] = {"device": device, "fallback": fallback, "backends": backends}
-    arguments |= {"batch_invariant": batch_invariant, "plan_store": plan_store, "dump": dump}
-    arguments["kernel_configs"] = kernel_configs
+    arguments |= {"batch_invariant": batch_invariant, "dump": dump, "kernel_configs": kernel_configs}
     changes = {key: value for key, value in arguments.items() if value is not None}
     return _overlaid(argument_layer(changes, "tridal.use"))
 

@@ -30,7 +30,6 @@ term and for an output with a number per element, one of `reads`; for an output 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from collections.abc import Iterator
 from types import ModuleType
@@ -75,13 +74,6 @@ def triton_functions(kernel: RowKernel) -> list[Any]:
     """Returns the Triton functions of a kernel as they are now. Raises PluginError as `declared_by`."""
     functions = (_triton_function(kernel, function) for function in op_functions(kernel))
     return [found for found in functions if found is not None]
-
-
-def fingerprint(kernel: RowKernel) -> str:
-    """Returns a hash of the declaration of a kernel, of the source of its functions and of what these call."""
-    keys = [function.cache_key for function in triton_functions(kernel)]
-    declaration = [(name, getattr(kernel, name)) for name in kernel.__slots__ if name != "module"]
-    return hashlib.sha256(repr((keys, declaration)).encode()).hexdigest()
 
 
 def parameters_of(kernel: RowKernel, function: OpFunction) -> set[str]:

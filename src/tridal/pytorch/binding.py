@@ -74,7 +74,7 @@ def bind_kernel(
     properties = context.backend.on_device(index)
     overrides = table.kernel_configs(context.settings)
     with context.backend.entered(index):
-        found = launch.prepare(kernel_call, backend, properties, options, context.settings.plan_store, overrides)
+        found = launch.prepare(kernel_call, backend, properties, options, overrides)
     log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, found.plan)
     if (folder := context.settings.dump) is not None:
         try:

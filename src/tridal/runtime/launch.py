@@ -30,7 +30,6 @@ from tridal.runtime import compiler
 from tridal.runtime.direct_launch import Count, direct_launch
 from tridal.runtime.interpreter_mode import int64, interpreting
 from tridal.runtime.plan_check import check_config, check_plan, label
-from tridal.runtime.plan_store import PlanFile
 from tridal.runtime.specialization import TYPES, KernelCall, Specialization
 from tridal.runtime.target_check import check_target
 from tridal.runtime.triton_cache import with_cache
@@ -67,7 +66,7 @@ class Launch(NamedTuple):
 
 
 def prepare(
-    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool = False,
+    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any],
     overrides: Sequence[ConfigOverride] = (),
 ) -> Launch:  # fmt: skip
     """Plans, compiles and binds a call for a device that is present.
@@ -75,7 +74,7 @@ def prepare(
     Raises:
         PlanError: as in `plan`. Or the device needs another driver, or cannot load the compiled kernel.
     """
-    launch_plan = plan(call, backend, device, options, store, overrides)
+    launch_plan = plan(call, backend, device, options, overrides)
     check_target(backend, device)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
     try:
@@ -104,13 +103,13 @@ def _unbound(call: KernelCall, launch_plan: LaunchPlan) -> Launch:
 
 
 def plan(
-    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool = False,
+    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any],
     overrides: Sequence[ConfigOverride] = (),
 ) -> LaunchPlan:  # fmt: skip
     """Returns the backend's plan for a call. Its probes compile for `device`, which need not be present.
 
-    `store` is true to use the plan in the store if there is one, and to store the plan otherwise. The plan has the
-    configuration of the first of `overrides` for this kernel, dtype and number of columns, if there is one.
+    The plan has the configuration of the first of `overrides` for this kernel, dtype and number of columns, if there
+    is one.
 
     Raises:
         PlanError: the plan is wrong, see `check_plan`. Or Triton cannot compile for the device, see `check_target`. If
@@ -121,11 +120,11 @@ def plan(
     own = (override for override in overrides if (override.kernel, override.dtype) == (kernel, dtype))
     override = next((other for other in own if other.cols[0] <= cols <= other.cols[1]), None)
     if override is None:
-        return _plan(call, backend, device, options, store)
+        return _plan(call, backend, device, options)
     config, where = override.config(call.problem), override.location
     check_config(backend, call.problem, config, f"{where}: config")
     try:
-        found = _plan(call, backend, device, {**options, KERNEL_CONFIG: config}, store)
+        found = _plan(call, backend, device, {**options, KERNEL_CONFIG: config})
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
     for name, value in override.fields:
@@ -136,9 +135,7 @@ def plan(
     return replace(found, reason=f"{where} sets the configuration; {found.reason}")
 
 
-def _plan(
-    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool
-) -> LaunchPlan:
+def _plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> LaunchPlan:
     """Returns the plan, whose reason has the number of rows that it is made for if the call has another one."""
     wrong: list[PlanError] = []
     probed: set[KernelConfig] = set()
@@ -155,15 +152,10 @@ def _plan(
         probed.add(config)
         return compiler.resources(backend, call.specialize(config), device.target)
 
-    file = PlanFile(call, backend, device, options) if store else None
-    found = None if file is None else file.find(functools.partial(check_plan, backend, call.bucket, device))
-    if found is None:
-        found = replace(backend.plan(call.problem, device, probe, options), compilations=len(probed))
-        if wrong:  # a plan that ignores this error has another configuration than the backend wanted
-            raise wrong[0]
-        check_plan(backend, call.bucket, device, found, probe)
-        if file is not None:
-            file.keep(found)
+    found = replace(backend.plan(call.problem, device, probe, options), compilations=len(probed))
+    if wrong:  # a plan that ignores this error has another configuration than the backend wanted
+        raise wrong[0]
+    check_plan(backend, call.bucket, device, found, probe)
     planned_for = call.planned_for
     return replace(found, reason=f"{planned_for}; {found.reason}") if planned_for else found
 

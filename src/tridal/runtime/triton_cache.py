@@ -48,10 +48,10 @@ def with_cache(compile: Callable[[], _T]) -> _T:
             os.environ.pop(VARIABLE)
             os.environ.update({} if before is None else {VARIABLE: before})
             again = f"nor can the folder for temporary files ({_reason(error)})"
-            raise PlanError(f"{describe(unusable, first)}, {again}: {_ADVICE}") from error
+            raise PlanError(f"{_describe(unusable, first)}, {again}: {_ADVICE}") from error
     _log.warning(
         "%s: the kernels of this process are in a temporary folder, and compiled again in the next process; %s",
-        describe(unusable, first),
+        _describe(unusable, first),
         _ADVICE,
     )
     return compiled
@@ -68,16 +68,7 @@ def folder() -> str:
         return os.environ.get(VARIABLE) or os.path.join(home, ".triton", "cache")
 
 
-def check(written: Path) -> None:
-    """Raises PlanError if a folder in Triton's cache cannot be made or written."""
-    try:
-        written.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=written).close()
-    except OSError as error:
-        raise PlanError(f"{describe(str(written), error)}; {_ADVICE}") from error
-
-
-def describe(unusable: str, error: OSError) -> str:
+def _describe(unusable: str, error: OSError) -> str:
     """Returns that a cache folder cannot be written, and why."""
     return f"Triton's cache folder {unusable!r} cannot be written ({_reason(error)})"
 

@@ -194,5 +194,5 @@ def _prepare(recorded: Backend, index: int) -> tuple[torch.Tensor, Callable[[tor
 
 def _settings() -> settings.Settings:
     """Returns the current settings without those that replace the backend's plan, or the call."""
-    changes: dict[str, Any] = {"plan_store": False, "batch_invariant": False, "kernel_configs": None, "dump": None}
+    changes: dict[str, Any] = {"batch_invariant": False, "kernel_configs": None, "dump": None}
     return replace(settings.current(), **changes)
