@@ -57,20 +57,6 @@ CALLING: dict[Callable[[], None], dict[str, str]] = {
         "    def __enter__(self): raise OSError('no such device')\n"
         "Toy.guard = lambda self, index: Guard()":
             "entering guard(0) raised OSError: no such device",
-        "from contextlib import ExitStack\n"
-        "class Guard(ExitStack):\n"
-        "    def __exit__(self, *_): raise OSError('no such device')\n"
-        "Toy.guard = lambda self, index: Guard()":
-            "leaving guard(0) raised OSError: no such device",
-        "from contextlib import contextmanager\n"
-        "@contextmanager\n"
-        "def guard():\n"
-        "    yield\n"
-        "once = guard()\n"
-        "Toy.guard = lambda self, index: once":
-            "entering guard(0) raised AttributeError: '_GeneratorContextManager' object has no attribute 'args'",
-        "from contextlib import suppress\nToy.guard = lambda self, index: suppress(Exception)":
-            "guard(0) suppressed _Inside",
         "Toy.properties = lambda self, index: self.handle":
             "properties(0) raised AttributeError: 'Toy' object has no attribute 'handle'",
         "Toy.properties = lambda self, index: {'cores': 4}":

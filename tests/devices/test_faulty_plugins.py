@@ -31,7 +31,6 @@ LOADING = {
 """Sources of plugins, and a part of the fault that is recorded."""
 MEMBERS = {
     "backend = Toy": "expected an instance or a module, found the class 'Toy'",
-    "Toy.__hash__ = None": "it is not hashable: expected a hashable object",
     "Toy.guard = property(lambda self: self.missing)": "it lacks guard",
     "del Toy.protocol": "it lacks protocol",
     "Toy.protocol = 0": "protocol: it uses version 0 of the protocol, and this tridal version 2: upgrade the plugin",

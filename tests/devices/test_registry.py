@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from backend_helpers import BUNDLED, FakeBackend
 from tridal.devices import backend_table, registry, settings
-from tridal.devices.checked_backend import checked
 from tridal.devices.registry import IN_CODE
 from tridal.errors import DeviceUnavailableError, PluginError, TridalError, UnknownDeviceError
 
@@ -94,7 +93,8 @@ def test_backend_that_raises_in_unavailable_is_unavailable():
 def test_register_adds_and_unregister_removes_a_backend():
     fake = FakeBackend()
     registry.register(fake)
-    assert registry.registered() == (registry.Registered("fake", IN_CODE, checked(fake, IN_CODE), None),)
+    (entry,) = registry.registered()
+    assert (entry.name, entry.origin, entry.fault) == ("fake", IN_CODE, None)
     assert registry.serving("faketype").plugin is fake
     registry.unregister("fake")
     assert registry.registered() == ()
@@ -139,7 +139,7 @@ def test_first_available_compiled_backend_in_name_order_serves():
     assert registry.serving("faketype").plugin is first
     assert registry.serving("othertype").plugin is other
     assert registry.serving("nobodys") is None
-    assert registry.resolve("auto") == (checked(first, IN_CODE), "faketype")
+    assert registry.resolve("auto") == (registry.get(first.name), "faketype")
 
 
 @pytest.mark.usefixtures("no_plugins")
@@ -200,11 +200,11 @@ def test_resolve_returns_backend_and_torch_device_string():
     registry.register(slow)
     assert registry.resolve("auto") == (None, "cpu")
     registry.register(fake)
-    assert registry.resolve("auto") == (checked(fake, IN_CODE), "faketype")
-    assert registry.resolve("fake") == (checked(fake, IN_CODE), "faketype")
-    assert registry.resolve("fake:1") == (checked(fake, IN_CODE), "faketype:1")
-    assert registry.resolve("faketype:1") == (checked(fake, IN_CODE), "faketype:1")
-    assert registry.resolve("slow") == (checked(slow, IN_CODE), "cpu")
+    assert registry.resolve("auto") == (registry.get(fake.name), "faketype")
+    assert registry.resolve("fake") == (registry.get(fake.name), "faketype")
+    assert registry.resolve("fake:1") == (registry.get(fake.name), "faketype:1")
+    assert registry.resolve("faketype:1") == (registry.get(fake.name), "faketype:1")
+    assert registry.resolve("slow") == (registry.get(slow.name), "cpu")
     assert registry.resolve("cpu") == (None, "cpu")
     assert registry.resolve("meta") == (None, "meta")
 
@@ -216,9 +216,9 @@ def test_compiled_cpu_backend_serves_only_if_it_is_named():
     assert registry.resolve("auto") == registry.resolve("cpu") == (None, "cpu")
     assert registry.serving("cpu") is None
     with settings.use(device="a"):
-        assert registry.serving("cpu") is checked(host, IN_CODE)
+        assert registry.serving("cpu") is registry.get(host.name)
     registry.register(accelerator)
-    assert registry.resolve("auto") == (checked(accelerator, IN_CODE), "faketype")
+    assert registry.resolve("auto") == (registry.get(accelerator.name), "faketype")
 
 
 @pytest.mark.usefixtures("no_plugins")

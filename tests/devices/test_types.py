@@ -41,7 +41,7 @@ class Smallest(BackendBase):
 def test_backend_with_five_members_follows_the_protocol() -> None:
     backend = Smallest()
     assert isinstance(backend, Backend)
-    assert plugins.find_fault(backend, "smallest", "vendor 1.0") is None
+    assert plugins.find_fault(backend, "smallest") is None
     assert backend.unavailable() is None
     assert backend.device_count() == 1
     assert backend.properties(0) is backend.architectures()["small1"]
@@ -59,7 +59,7 @@ def test_base_class_raises_errors_for_missing_methods() -> None:
 
 def test_object_that_lacks_a_member_does_not_follow_the_protocol() -> None:
     assert not isinstance(object(), Backend)
-    assert plugins.find_fault(BackendBase(), "mine", "vendor 1.0") == "it lacks protocol, name, device_type"
+    assert plugins.find_fault(BackendBase(), "mine") == "it lacks protocol, name, device_type"
 
 
 @pytest.mark.parametrize("rows", [0, -1])

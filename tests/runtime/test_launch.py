@@ -169,7 +169,6 @@ def test_a_kernel_that_the_device_cannot_load_names_the_backend(monkeypatch: pyt
     )
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(compiler, "compile_kernel", lambda *_: Compiled())
-    monkeypatch.setattr(launch, "check_target", lambda *_: None)
     backend: Any = SimpleNamespace(
         name="other", label="backend 'other' (vendor 1.0)", interpreted=False, schedules={"whole_row"}, features=set(),
         plan=lambda *_: LaunchPlan(WHOLE_ROW, 1, ""),

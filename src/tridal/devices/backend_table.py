@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from tridal.devices import plugins
-from tridal.devices.checked_backend import CheckedBackend, checked, forget_answers
+from tridal.devices.checked_backend import CheckedBackend, forget_answers
 from tridal.devices.entry_points import IN_CODE, order
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, HOST, RESERVED, TORCH_ONLY, Registered
@@ -112,10 +112,10 @@ def register(backend: Backend) -> None:
     name = str(getattr(backend, "name", None))
     with LOCK:
         owner = find(name)
-        fault = f"{owner.origin} already uses this name" if owner else plugins.find_fault(backend, name, IN_CODE)
+        fault = f"{owner.origin} already uses this name" if owner else plugins.find_fault(backend, name)
         if fault:
             raise PluginError(f"backend {name!r} cannot be registered: {fault}")
-        entries = [*registered(), Registered(name, IN_CODE, checked(backend, IN_CODE))]
+        entries = [*registered(), Registered(name, IN_CODE, CheckedBackend(backend, IN_CODE))]
         replace_entries(sorted(entries, key=lambda entry: order(entry.name, entry.origin)))
 
 
@@ -132,7 +132,6 @@ def unregister(name: str) -> None:
         if name not in in_code:
             raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, in_code)}")
         replace_entries(entry for entry in registered() if entry is not in_code[name])
-        checked.cache_clear()  # it would keep the backend alive
 
 
 def clear() -> None:

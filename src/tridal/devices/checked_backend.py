@@ -5,16 +5,14 @@ A fault of a plugin is a PluginError with the name of the backend, its distribut
 
 from __future__ import annotations
 
-import copy
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NoReturn, get_type_hints
-from weakref import WeakSet
 
-from tridal.devices.entry_points import describe_error, is_bundled, one_line
-from tridal.devices.plugin_data import Rule, exact_copy, instance_of, integer, wrong_fields
+from tridal.devices.entry_points import describe_error, one_line
+from tridal.devices.plugin_data import Rule, instance_of, integer, rebuilt, wrong_fields
 from tridal.devices.setting_layers import describe_value
 from tridal.devices.types import (
     Backend,
@@ -25,7 +23,6 @@ from tridal.devices.types import (
     Probe,
     Problem,
     Resources,
-    Target,
 )
 from tridal.errors import PlanError, PluginError, TridalError
 
@@ -52,8 +49,6 @@ _RESULTS: Mapping[str, Rule] = {
 }
 """The rule of the result of each method."""
 
-_bundled: WeakSet[CheckedBackend] = WeakSet()
-
 
 @functools.lru_cache(maxsize=4096)
 def _answer(backend: CheckedBackend, member: str, *arguments: int) -> Any:
@@ -65,32 +60,25 @@ forget_answers = _answer.cache_clear
 """Clears the results of the members that are called once, so that the next use calls them again."""
 
 
-class _Inside(Exception):
-    """Raised inside a guard to check that the guard does not suppress it."""
-
-
 class CheckedBackend(BackendBase):
     """A plugin's backend. The registry holds it instead of the plugin's object.
 
-    Attributes are read once. Methods check copies of the results and turn exceptions into a PluginError. The results of
-    `unavailable`, `device_count`, `properties` and `architectures` are cached until the registry changes. `stream` and
-    `guard` are the plugin's own, because every call uses them: `on_device` checks them once per device.
+    Attributes are read once. Methods rebuild data of the protocol from its fields, check it, and turn exceptions into a
+    PluginError. The results of `unavailable`, `device_count`, `properties` and `architectures` are cached until the
+    registry changes. `stream` and `guard` are the plugin's own, because every call uses them.
     """
 
     def __init__(self, plugin: Backend, origin: str) -> None:
         self.plugin = plugin
         """The plugin's object. `plugins.find_fault` has found no fault in it."""
         for member in (*ATTRIBUTES, "stream", "guard"):
-            setattr(self, member, exact_copy(getattr(plugin, member)))
+            setattr(self, member, getattr(plugin, member))
         self.origin = origin
         """Name and version of the distribution, or `IN_CODE`."""
         self.label = f"backend {self.name!r} ({origin})"
         """Name and distribution, for error messages."""
-        if is_bundled(origin):
-            _bundled.add(self)
         self.seconds: dict[str, float] = {}
         """The longest time of a call of each member, without the time of the compiler."""
-        self._checked_devices: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<{self.label}>"
@@ -117,59 +105,38 @@ class CheckedBackend(BackendBase):
         """Returns the properties of devices by the names that `tridal plan --arch` takes."""
         return _answer(self, "architectures")  # type: ignore[no-any-return]
 
-    @property
-    def tested_targets(self) -> frozenset[Target | None]:
-        """Triton's targets for which tridal's tests compile kernels: those of all bundled backends."""
-        return frozenset(known.target for backend in tuple(_bundled) for known in backend.architectures().values())
-
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns a copy of the plugin's plan. `tridal.runtime.plan_check` checks its fields.
+        """Returns the plugin's plan. `tridal.runtime.plan_check` checks its fields.
 
-        The plugin gets copies of the arguments, and of the results of `probe`, which are cached. An exception of
-        `probe` is an error of the compiler, so it stays as it is. The time of probes is not counted.
+        An exception of `probe` is an error of the compiler, so it stays as it is. The time of probes is not counted.
         """
         failed: list[BaseException] = []
         compiling: list[float] = []
 
         def recorded(config: KernelConfig) -> Resources:
-            config = exact_copy(config)
+            config = rebuilt(config)
             self._check("plan() called probe(config)", config, _CONFIG)
             start = time.perf_counter()
             try:
-                return exact_copy(probe(config))  # type: ignore[no-any-return]
+                return probe(config)
             except BaseException as error:
                 failed.append(error)
                 raise
             finally:
                 compiling.append(time.perf_counter() - start)
 
-        try:
-            given = exact_copy(problem), exact_copy(device), recorded, dict(options)
-            planned = self._call("plan", *given, excluded=compiling)
-        except TridalError as error:
-            cause = error.__cause__
-            if cause is not None and cause in failed:
-                raise cause from cause.__cause__
-            raise
+        planned = self._call("plan", problem, device, recorded, options, unchanged=failed, excluded=compiling)
         self._check("plan().config", planned.config, _CONFIG)
         return planned  # type: ignore[no-any-return]
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
         """Returns the resources of a compiled kernel."""
-        return self._call("resources", copy.copy(asm), shared_memory)  # type: ignore[no-any-return]
+        return self._call("resources", asm, shared_memory)  # type: ignore[no-any-return]
 
     def on_device(self, index: int) -> DeviceProperties:
-        """Returns the properties of a device that computes. Checks its `stream` and `guard` once.
-
-        Each call enters a guard, so this method enters two of them. An exception inside the second one has to leave it.
-        """
-        if index not in self._checked_devices:
-            self._call("stream", index)
-            for raised in (None, _Inside()):
-                with suppress(_Inside), self.entered(index):
-                    if raised is not None:
-                        raise raised
-            self._checked_devices.add(index)
+        """Returns the properties of a device that computes. Checks what `stream` and `guard` return, once."""
+        _answer(self, "stream", index)
+        _answer(self, "guard", index)
         properties = self.properties(index)
         if properties.target is None and not self.interpreted:
             self._refuse(f"properties({index}).target", "Triton's target, because kernels are compiled", None)
@@ -177,41 +144,34 @@ class CheckedBackend(BackendBase):
 
     @contextmanager
     def entered(self, index: int) -> Iterator[None]:
-        """Enters the plugin's guard of a device. Faults of the guard are PluginErrors."""
+        """Enters the plugin's guard of a device. A guard that cannot be entered is a PluginError."""
         guard = self._call("guard", index)
-        doing, inside = "entering", None
-        try:
-            with guard:
-                try:
-                    yield
-                except BaseException as error:
-                    inside = error
-                    raise
-                finally:
-                    doing = "leaving"
-        except BaseException as error:
-            if error is inside or isinstance(error, KeyboardInterrupt):
-                raise
-            raise PluginError(f"{self.label}: {doing} guard({index}) raised {describe_error(error)}") from error
-        if inside is not None:
-            raise PluginError(f"{self.label}: guard({index}) suppressed {describe_error(inside)}") from inside
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(guard)
+            except Exception as error:
+                raise PluginError(f"{self.label}: entering guard({index}) raised {describe_error(error)}") from error
+            yield
 
-    def _call(self, member: str, *arguments: Any, excluded: Sequence[float] = ()) -> Any:
-        """Calls a member of the plugin, and copies and checks its result. Records the time without `excluded` seconds.
+    def _call(
+        self, member: str, *arguments: Any, unchanged: Sequence[BaseException] = (), excluded: Sequence[float] = ()
+    ) -> Any:
+        """Calls a member of the plugin and checks its result. Records the time without `excluded` seconds.
 
         Raises:
             PlanError: the member raised a PlanError, for example because no plan fits on the device.
-            PluginError: the member raised another exception, or its result is wrong.
+            PluginError: the member raised another exception that is not in `unchanged`, or its result is wrong.
         """
         what = f"{member}({arguments[0] if arguments and type(arguments[0]) is int else ''})"
         start = time.perf_counter()
         try:
-            found = exact_copy(getattr(self.plugin, member)(*arguments))
-        except PlanError as error:
-            raise PlanError(f"{self.label}: {what}: {error}") from error
+            found = rebuilt(getattr(self.plugin, member)(*arguments))
         except BaseException as error:  # includes SystemExit
-            if isinstance(error, KeyboardInterrupt) or (isinstance(error, PluginError) and self.label in str(error)):
+            own = isinstance(error, PluginError) and self.label in str(error)
+            if own or isinstance(error, KeyboardInterrupt) or any(error is other for other in unchanged):
                 raise
+            if isinstance(error, PlanError):
+                raise PlanError(f"{self.label}: {what}: {error}") from error
             raise PluginError(f"{self.label}: {what} raised {describe_error(error)}") from error
         finally:
             seconds = time.perf_counter() - start - sum(excluded)
@@ -235,9 +195,3 @@ class CheckedBackend(BackendBase):
 
     def _refuse(self, what: str, expected: str, found: object) -> NoReturn:
         raise PluginError(f"{self.label}: {what}: expected {expected}, found {describe_value(found)}")
-
-
-@functools.lru_cache(maxsize=256)
-def checked(plugin: Backend, origin: str) -> CheckedBackend:
-    """Returns the `CheckedBackend` of a plugin. If the plugins are discovered again, it stays the same object."""
-    return CheckedBackend(plugin, origin)

@@ -1,15 +1,14 @@
-"""The data that tridal and plugins exchange: exact copies, and a rule for the value of each field."""
+"""The data that plugins return: objects of the protocol's own types, and a rule for the value of each field."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 from tridal.devices.plans import MAX_PROGRAMS
 from tridal.devices.target import Architecture
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Problem, Resources
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Resources
 
 _MAX_STAGES = 32
 """The time of Triton's compiler grows with the number of stages."""
@@ -91,7 +90,6 @@ _RULES: Mapping[type, Mapping[str, Rule]] = {
     },
 }
 """The rules of fields whose annotation does not say enough."""
-
 _RULES_BY_KIND: Mapping[type, list[tuple[str, Rule]]] = {
     kind: [
         (field.name, rule)
@@ -100,9 +98,6 @@ _RULES_BY_KIND: Mapping[type, list[tuple[str, Rule]]] = {
     ]
     for kind, rules in _RULES.items()
 }
-_FIELDS = {kind: [field.name for field in fields(kind)] for kind in (*_RULES, Problem)}
-_PLAIN = frozenset({int, float, bool, str, type(None)})
-"""Types whose objects cannot change, and are most of what is copied."""
 
 
 def wrong_fields(data: Any) -> Iterator[tuple[str, Any, str]]:
@@ -113,26 +108,12 @@ def wrong_fields(data: Any) -> Iterator[tuple[str, Any, str]]:
             yield name, value, rule.expected
 
 
-def exact_copy(found: Any) -> Any:
-    """Returns a copy whose parts have exactly the types of the protocol, not subclasses. Reads each field once.
+def rebuilt(found: Any) -> Any:
+    """Returns data of a plugin as objects of the protocol's own types, made from their fields. A mapping is a dict.
 
-    A plugin cannot change a copy later. A subclass could return another value each time a field is read. Numbers and
-    other objects stay as they are, because the rules accept only the types int, float and bool themselves.
+    An object of a subclass equals no object of its class, and has fields and methods that tridal does not know.
     """
-    exact = type(found)
-    if exact in _PLAIN:
-        return found
-    kind = exact if exact in _FIELDS else next((kind for kind in _FIELDS if isinstance(found, kind)), None)
+    kind = next((kind for kind in _RULES if isinstance(found, kind)), None)
     if kind is not None:
-        return kind(**{name: exact_copy(getattr(found, name)) for name in _FIELDS[kind]})
-    if isinstance(found, str):
-        return str.__str__(found)
-    if isinstance(found, tuple):
-        return tuple(map(exact_copy, found))
-    if isinstance(found, list):
-        return [*map(exact_copy, found)]
-    if isinstance(found, Mapping):
-        return {exact_copy(key): exact_copy(value) for key, value in found.items()}
-    if isinstance(found, AbstractSet):
-        return frozenset(map(exact_copy, found))
-    return found
+        return kind(**{field.name: rebuilt(getattr(found, field.name)) for field in fields(kind)})
+    return {key: rebuilt(value) for key, value in found.items()} if isinstance(found, Mapping) else found

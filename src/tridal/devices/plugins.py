@@ -5,7 +5,6 @@ A broken plugin does not affect other plugins: its error is recorded in its entr
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import re
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, get_origin
 
 from tridal.devices.backend import UPGRADES
-from tridal.devices.checked_backend import ATTRIBUTES, CheckedBackend, checked
+from tridal.devices.checked_backend import ATTRIBUTES, CheckedBackend
 from tridal.devices.entry_points import describe_error, entry_points, is_bundled, load
-from tridal.devices.plugin_data import Rule, instance_of, wrong_fields
+from tridal.devices.plugin_data import Rule, instance_of, rebuilt, wrong_fields
 from tridal.devices.setting_layers import checked_value, describe_value
 from tridal.devices.settings import Settings
 from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, SCHEDULES, Backend, Option
@@ -90,8 +89,8 @@ def discover(settings: Settings | None) -> list[Registered]:
         else:
             owners[point.name] = origin
             start = time.perf_counter()
-            backend, fault = load(point, functools.partial(find_fault, origin=origin))
-            backend = None if backend is None else checked(backend, origin)
+            plugin, fault = load(point, find_fault)
+            backend = None if plugin is None else CheckedBackend(plugin, origin)
             entry = Registered(point.name, origin, backend, fault, time.perf_counter() - start)
         if entry.fault:
             _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.fault)
@@ -119,28 +118,21 @@ def _blocked(name: str, origin: str, settings: Settings | None) -> str | None:
     return f"it is blocked by {settings.sources['plugins']}: plugins: {settings.plugins}"
 
 
-def find_fault(plugin: Any, name: str, origin: str) -> str | None:
+def find_fault(plugin: Any, name: str) -> str | None:
     """Checks that an object follows the protocol `Backend` and has the name of its entry point.
 
-    Returns a description of the first fault, or None if there is none. Then `checked` returns the backend.
+    Returns a description of the first fault, or None if there is none.
     """
     try:
-        fault = next(_unreadable(plugin), None) or next(_faults(checked(plugin, origin), name), None)
+        return next(_faults(plugin, name), None)
     except Exception as error:
-        fault = f"reading its members raised {describe_error(error)}"
-    if fault is not None:
-        checked.cache_clear()  # the plugin's author may correct the object and register it again
-    return fault
+        return f"reading its members raised {describe_error(error)}"
 
 
-def _unreadable(plugin: Any) -> Iterator[str]:
-    """Yields why an object cannot be a `CheckedBackend`. The caller must stop at the first fault."""
+def _faults(plugin: Any, name: str) -> Iterator[str]:
+    """Yields faults. A check assumes that the earlier ones passed, so the caller must stop at the first fault."""
     if inspect.isclass(plugin):
         yield f"expected an instance or a module, found the class {plugin.__name__!r}"
-    try:
-        hash(plugin)
-    except TypeError:
-        yield "it is not hashable: expected a hashable object, because backends are cache keys (dataclass: eq=False)"
     version, (oldest, newest) = getattr(plugin, "protocol", None), PROTOCOLS
     if type(version) is int and not oldest <= version <= newest:
         supported = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
@@ -149,14 +141,10 @@ def _unreadable(plugin: Any) -> Iterator[str]:
         yield f"protocol: it uses version {version} of the protocol, and this tridal {supported}: upgrade {upgrade}"
     if missing := [member for member in (*_RULES, *_METHODS) if not hasattr(plugin, member)]:
         yield f"it lacks {', '.join(missing)}"
-
-
-def _faults(backend: CheckedBackend, name: str) -> Iterator[str]:
-    """Yields faults. A check assumes that the earlier ones passed, so the caller must stop at the first fault."""
     for member, rule in _RULES.items():
-        yield from _broken(member, getattr(backend, member), rule)
+        yield from _broken(member, getattr(plugin, member), rule)
     for member, parameters in _METHODS.items():
-        method = getattr(backend.plugin, member)
+        method = getattr(plugin, member)
         yield from _broken(member, method, Rule("a method", callable))
         try:
             signature = inspect.signature(method)
@@ -166,36 +154,45 @@ def _faults(backend: CheckedBackend, name: str) -> Iterator[str]:
             signature.bind(*parameters)
         except TypeError:
             yield f"{member}: expected the parameters ({', '.join(parameters)}), found {signature}"
-    yield from _unknown("dtypes", backend.dtypes, tuple(ITEMSIZE))
-    if misplaced := sorted(backend.schedules & {*FEATURES}):
+    yield from _unknown("dtypes", plugin.dtypes, tuple(ITEMSIZE))
+    if misplaced := sorted(plugin.schedules & {*FEATURES}):
         yield f"schedules: {misplaced[0]!r} is a feature: list it in `features`"
-    yield from _unknown("schedules", backend.schedules, SCHEDULES)
-    if not backend.schedules:
+    yield from _unknown("schedules", plugin.schedules, SCHEDULES)
+    if not plugin.schedules:
         yield f"schedules: expected at least one of {', '.join(SCHEDULES)}"
-    yield from _unknown("features", backend.features, FEATURES)
-    if backend.name != name:
-        yield f"its entry point is called {name!r}, but its name is {backend.name!r}"
+    yield from _unknown("features", plugin.features, FEATURES)
+    yield from _wrong_names(plugin, name)
+    for key, option in plugin.options.items():
+        yield from _wrong_option(key, option)
+
+
+def _wrong_names(plugin: Any, name: str) -> Iterator[str]:
+    if plugin.name != name:
+        yield f"its entry point is called {name!r}, but its name is {plugin.name!r}"
     if name in RESERVED:
         yield f"name: {name!r} is reserved"
     # Names are parts of environment variables, TRIDAL_<BACKEND>_<OPTION>. The first underscore separates the two.
     yield from _broken("name", name, _matching(r"[a-z][a-z0-9]*", "lower-case letters and digits"))
-    if name != backend.device_type and _is_torch_type(name):
-        owner = f"a backend with device_type {backend.device_type!r}"
+    if name != plugin.device_type and _is_torch_type(name):
+        owner = f"a backend with device_type {plugin.device_type!r}"
         yield f"name: {name!r} is a device type of torch, so {owner} cannot have it"
     without_index = _matching(r"[a-z][a-z0-9_]*", "a torch.device.type without an index")
-    yield from _broken("device_type", backend.device_type, without_index)
-    if backend.device_type == TORCH_ONLY[1]:
+    yield from _broken("device_type", plugin.device_type, without_index)
+    if plugin.device_type == TORCH_ONLY[1]:
         yield f"device_type: {TORCH_ONLY[1]} tensors have no elements to compute"
-    for key, option in backend.options.items():
-        named = _matching(r"[a-z][a-z0-9_]*", "a name of lower-case letters, digits and underscores")
-        yield from _broken("options", key, named)
-        yield from _broken(f"options: {key}", option, instance_of(Option, "an Option"))
-        for field, value, expected in wrong_fields(option):
-            yield f"options: {key}.{field}: expected {expected}, found {describe_value(value)}"
-        try:
-            checked_value(option, option.default, f"options: {key}.default")
-        except SettingsError as error:
-            yield str(error)
+
+
+def _wrong_option(key: str, option: Any) -> Iterator[str]:
+    yield from _broken(
+        "options", key, _matching(r"[a-z][a-z0-9_]*", "a name of lower-case letters, digits and underscores")
+    )
+    yield from _broken(f"options: {key}", option, Rule("an Option", lambda value: isinstance(value, Option)))
+    for field, value, expected in wrong_fields(rebuilt(option)):
+        yield f"options: {key}.{field}: expected {expected}, found {describe_value(value)}"
+    try:
+        checked_value(option, option.default, f"options: {key}.default")
+    except SettingsError as error:
+        yield str(error)
 
 
 def _broken(what: str, value: object, rule: Rule) -> Iterator[str]:

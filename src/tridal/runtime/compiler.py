@@ -40,8 +40,8 @@ def compile_kernel(specialization: Specialization, target: Target) -> Any:
     Raises:
         PluginError: Triton was imported with TRITON_INTERPRET=1, Triton cannot compile a function of the op, or a
             kernel has a breakpoint.
-        PlanError: the kernel is cooperative, but this Triton does not launch all programs at the same time. Or the
-            kernel cannot be written, see `with_cache`.
+        PlanError: Triton has no compiler for the target. Or the kernel is cooperative, but this Triton does not launch
+            all programs at the same time. Or the kernel cannot be written, see `with_cache`.
     """
     with LOCK:
         triton = import_triton()
@@ -52,6 +52,8 @@ def compile_kernel(specialization: Specialization, target: Target) -> Any:
             )
         from triton.backends.compiler import GPUTarget
 
+        if not can_compile(target):
+            raise PlanError(no_compiler(target))
         if (location := find_breakpoint(entry(specialization))) is not None:
             raise PluginError(
                 f"{location}: Triton cannot compile breakpoint(): remove it, or run the kernel in Triton's interpreter"
@@ -99,6 +101,14 @@ def can_compile(target: Target | None) -> bool:
     from triton.backends.compiler import GPUTarget
 
     return any(backend.compiler.supports_target(GPUTarget(*target)) for backend in backends.values())
+
+
+def no_compiler(target: Target) -> str:
+    """Returns that Triton has no compiler for a target, for an error message."""
+    from triton.backends import backends
+
+    known = f"it has compilers of {', '.join(backends)}"
+    return f"Triton {import_triton().__version__} has no compiler for the target {target} ({known})"
 
 
 def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:

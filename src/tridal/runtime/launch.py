@@ -31,7 +31,6 @@ from tridal.runtime.direct_launch import Count, direct_launch
 from tridal.runtime.interpreter_mode import int64, interpreting
 from tridal.runtime.plan_check import check_config, check_plan, label
 from tridal.runtime.specialization import TYPES, KernelCall, Specialization
-from tridal.runtime.target_check import check_target
 from tridal.runtime.triton_cache import with_cache
 
 
@@ -75,7 +74,6 @@ def prepare(
         PlanError: as in `plan`. Or the device needs another driver, or cannot load the compiled kernel.
     """
     launch_plan = plan(call, backend, device, options, overrides)
-    check_target(backend, device)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
     try:
         return with_cache(lambda: bind(_unbound(call, launch_plan), call, device))  # Triton compiles launchers, too
@@ -112,7 +110,7 @@ def plan(
     is one.
 
     Raises:
-        PlanError: the plan is wrong, see `check_plan`. Or Triton cannot compile for the device, see `check_target`. If
+        PlanError: the plan is wrong, see `check_plan`. Or Triton has no compiler for the device. If
             an override chose the configuration, the message names its setting.
         PluginError: Triton cannot compile a function of the op, see `compiler.compile_kernel`.
     """
@@ -148,7 +146,8 @@ def _plan(call: KernelCall, backend: Backend, device: DeviceProperties, options:
         except PlanError as error:
             wrong.append(error)
             raise
-        check_target(backend, device)
+        if not compiler.can_compile(device.target):
+            raise PlanError(f"{label(backend)}: {compiler.no_compiler(device.target)}")
         probed.add(config)
         return compiler.resources(backend, call.specialize(config), device.target)
 
