@@ -60,8 +60,8 @@ def find_form(module: torch.nn.Module) -> ActivationForm | str | None:
     return None if isinstance(found, ActivationForm) and found.function is None else found
 
 
-def _compare(recorder: Recorder, module: Any, device: torch.device) -> ActivationForm:
-    forward, counter = recorder.copy(module), _Counter()
+def _compare(recorder: Recorder, device: torch.device) -> ActivationForm:
+    forward, counter = recorder.copy(), _Counter()
     recorder.set_mode(training=False)
     # Small and large numbers of both signs, where activations differ from each other.
     magnitudes = torch.logspace(-4, 2, 1000, dtype=torch.float32, device=device)

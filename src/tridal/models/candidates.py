@@ -13,7 +13,7 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
-from tridal.models import activations, glu, glu_parts, loss_comparison, norm_comparison, rotary
+from tridal.models import activations, glu, loss_comparison, norms, rotary
 from tridal.models.causal_lm import CausalLM, CausalLMForm, LossFunction
 from tridal.models.losses import Head
 from tridal.models.reads import names_in, own_forward
@@ -78,15 +78,18 @@ def _kind_of(module: torch.nn.Module) -> tuple[type[Replacement], Callable[[Any]
 
     The function returns a form or a decision, or why there is none, or None if the module is no candidate.
     """
-    if _may_be_activation(module):
-        return Layer, activations.find_form
-    if glu_parts.may_be_glu(module):
+    if isinstance(module, torch.jit.ScriptModule):  # `_why_not` refuses it
+        is_function = class_name(module) in {kind.__name__ for kind in FUNCTIONS}
+        return Layer, _decide_norm if is_function or _may_be_norm(module) else None
+    if activations.NAME.search(type(module).__name__) and not type(module).__module__.startswith("torch."):
+        return Layer, activations.find_form  # an activation of torch calls one function of torch already
+    if glu.may_be_glu(module):
         return Layer, glu.find_form
     if rotary.function_name(module) is not None:
         return rotary.Attention, rotary.find_form
-    if glu_parts.may_be_experts(module):
+    if glu.may_be_experts(module):
         return glu.Experts, glu.find_form_of_experts
-    if _may_be_function(module):
+    if isinstance(module, tuple(FUNCTIONS)):
         return Function, _decide_function
     return Layer, _decide_norm if _may_be_norm(module) else None
 
@@ -99,11 +102,11 @@ def _decide_function(module: torch.nn.Module) -> Decision | str:
 
 
 def _decide_norm(module: torch.nn.Module) -> Decision | str:
-    form = norm_comparison.find_form(module)
+    form = norms.find_form(module)
     if isinstance(form, str):
         return form
-    reasons = [*([COMPILED] if form.compiler_is_faster else []), *form.describe(module)]
-    return Decision(Layer, form, str(form), "; ".join(reasons) or None)
+    reasons = COMPILED if form.compiler_is_faster else None, form.describe(module)
+    return Decision(Layer, form, str(form), "; ".join(filter(None, reasons)) or None)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:
@@ -135,7 +138,7 @@ def _why_not_loss(model: Any) -> str | None:
         return "it computes its loss in its own forward, not with transformers' loss_function"
     if (name := getattr(model.loss_function, "__name__", "a function without a name")) != LOSS:
         return f"its loss_function is {name}, and tridal computes {LOSS}"
-    return _why_not(model) or loss_comparison.difference(LossFunction.of(model.loss_function))
+    return _why_not(model) or loss_comparison.find_difference(LossFunction.of(model.loss_function))
 
 
 def _may_be_norm(module: torch.nn.Module) -> bool:
@@ -143,19 +146,6 @@ def _may_be_norm(module: torch.nn.Module) -> bool:
         return True
     name = class_name(module)
     return bool(NORM.search(name)) and (not module._modules or name.lower().endswith("norm"))
-
-
-def _may_be_activation(module: torch.nn.Module) -> bool:
-    """Returns whether a module may be an activation. Those of torch already call one function of torch."""
-    if isinstance(module, torch.jit.ScriptModule) or type(module).__module__.startswith("torch."):
-        return False
-    return bool(activations.NAME.search(class_name(module)))
-
-
-def _may_be_function(module: torch.nn.Module) -> bool:
-    if isinstance(module, torch.jit.ScriptModule):
-        return class_name(module) in {kind.__name__ for kind in FUNCTIONS}
-    return isinstance(module, tuple(FUNCTIONS))
 
 
 def _has_loss(model: Any) -> bool:

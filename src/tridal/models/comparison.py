@@ -1,21 +1,27 @@
 """Compares two callables, a module's own and tridal's: results, gradients, rounding, both modes and dtypes.
 
-A comparison calls copies of a module with random tensors, in training and in evaluation mode. Norms, gated MLPs,
-experts, activations, rotary embeddings and losses are compared by the functions of this file.
+A comparison calls copies of a module with random tensors, in training and in evaluation mode. No mode, setting or
+random state of the program changes its result. Norms, gated MLPs, experts, activations, rotary embeddings and losses
+are compared by the functions of this file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
 
-from tridal.models.isolation import plain_mode
-from tridal.models.reads import OF_MODULES, Different, Reads, Recorder, fixed
-from tridal.models.replacements import base_of, origin
+from tridal.devices.settings import use
+from tridal.models.reads import Different, Reads, Recorder
+from tridal.models.replacements import COMPARING, base_of
+from tridal.pytorch.call_records import unrecorded
 
 Tensor = torch.Tensor
 Form = TypeVar("Form")
@@ -28,61 +34,81 @@ FLIPS = 0.02
 """The share of 16-bit elements that may differ by a rounding. Another order of rounding changes more than a tenth."""
 TOLERANCE = 1e-6
 """The largest `error` of the same function in float32 and float64."""
-
-_found: dict[Any, tuple[Reads | str, Any]] = {}
-
-
-def find(kind: str, compare: Callable[..., Form | str], module: torch.nn.Module, device: torch.device) -> Form | str:
-    """Returns the form that `compare` finds with what the module reads, or why the module cannot be replaced.
-
-    Results are remembered for modules with the same classes, methods, attributes and shapes. `kind` names the form in
-    the reason.
-    """
-    children = tuple((name, _signature(child)) for name, child in module._modules.items() if child is not None)
-    key = compare, device.type, _signature(module), children
-    reads, found = _found.get(key, ("", None))
-    if key not in _found or (isinstance(reads, Reads) and reads.of(module) != reads):
-        recorder = Recorder()
-        with plain_mode(device):
-            found = attempt(kind, compare, recorder, module, device)
-        reads = recorder.reads()
-        if isinstance(reads, str) and not (isinstance(found, str) and not found.startswith(UNSUPPORTED)):
-            found = reads
-        _found[key] = reads, found
-    return found if isinstance(found, str) else replace(found, reads=reads.of(module))  # type: ignore
-
-
 UNSUPPORTED = "this form of "
 
+_found: dict[Any, list[tuple[Reads, Any]]] = {}
+"""The results of comparisons, with what the compared modules have read."""
 
-def attempt(kind: str, compare: Callable[..., Form | str], *arguments: Any) -> Form | str:
+
+def isolated(function: Callable[..., Form], *arguments: Any) -> Form:
+    """Calls a function in a new thread, and returns its result.
+
+    Autocast, grad mode, other modes, transforms, hooks of saved tensors and blocks of `tridal.use` belong to a thread.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *arguments).result()
+
+
+@contextmanager
+def plain_mode(device: torch.device | str) -> Iterator[None]:
+    """A context that sets what all threads share to torch's defaults. It also leaves out records and warnings."""
+    device, thread = torch.device(device), get_ident()
+    others, kinds = ([], {}) if device.type == "cpu" else ([device], {"device_type": device.type})
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(others, **kinds))
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed accelerators, too
+        if (dtype := torch.get_default_dtype()) is not torch.float32:
+            torch.set_default_dtype(torch.float32)
+            stack.callback(torch.set_default_dtype, dtype)
+        if torch.are_deterministic_algorithms_enabled():
+            warns = torch.is_deterministic_algorithms_warn_only_enabled()
+            torch.use_deterministic_algorithms(False)
+            stack.callback(torch.use_deterministic_algorithms, True, warn_only=warns)
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))
+        stack.enter_context(use(fallback="torch"))
+        stack.enter_context(unrecorded())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # torch warns about dtypes that the program may never use
+        COMPARING.append(thread)
+        stack.callback(COMPARING.remove, thread)
+        yield
+
+
+def find(
+    kind: str, compare: Callable[..., Form | str], module: torch.nn.Module, device: torch.device, *arguments: Any
+) -> Form | str:
+    """Returns the form that `compare` finds with what the module reads, or why the module cannot be replaced.
+
+    Results are remembered for modules of the same class with parameters of the same shapes, which have what the
+    compared module has read. `kind` names the form in the reason. `compare` gets the arguments.
+    """
+    shapes = tuple((name, t if t is None else t.shape) for name, t in module._parameters.items())
+    compared = _found.setdefault((compare, device.type, base_of(module), shapes, arguments), [])
+    if known := [(own, found) for reads, found in compared if (own := reads.of(module)) == reads]:
+        own, found = known[0]
+    else:
+        recorder = Recorder(module)
+        found = attempt(kind, device, compare, recorder, device, *arguments)
+        own, reason = recorder.reads()
+        if reason is not None and not (isinstance(found, str) and not found.startswith(UNSUPPORTED)):
+            found = reason
+        compared.append((own, found))
+    return found if isinstance(found, str) else replace(found, reads=own)
+
+
+def attempt(kind: str, device: torch.device, compare: Callable[..., Form | str], *arguments: Any) -> Form | str:
     """Returns the result of a comparison. The compared code may raise any exception for inputs that it does not expect.
 
     `kind` names the form in the reason.
     """
     try:
-        return compare(*arguments)
+        with plain_mode(device):
+            return compare(*arguments)
     except Different as reason:
         return str(reason)
     except Exception as error:
         raised = f"the comparison raised {type(error).__name__}: {error}"
         return f"{UNSUPPORTED}{kind} is not supported: {raised}".split("\n")[0]
-
-
-def _signature(module: torch.nn.Module) -> Any:
-    """Returns a key that is the same for modules that compute the same function."""
-    base, own = base_of(module), module.__dict__
-    forward = origin(own["forward"]) if "forward" in own else base.forward
-    names = (name for name in own if name not in OF_MODULES and not name.startswith("_tridal_"))
-    shapes = tuple((name, t if t is None else t.shape) for name, t in module._parameters.items())
-    return base, forward, shapes, tuple((name, _identity(own[name], module)) for name in names)
-
-
-def _identity(value: Any, owner: Any) -> Any:
-    try:
-        return fixed(value, owner)
-    except TypeError as error:  # a module that reads it is not replaced
-        return str(error)
 
 
 def with_gradients(
@@ -128,7 +154,7 @@ def _is_same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.allclose(a, b, rtol=few, atol=few * float(b.detach().nan_to_num(0, 0, 0).abs().max()), equal_nan=True)
 
 
-def error(found: Tensor | None, expected: Tensor | None, row_dims: int = 0) -> float:
+def error(found: Tensor | None, expected: Tensor | None, row_dims: int | None = None) -> float:
     """Returns the largest difference of two tensors, relative to the largest element of its row; inf for NaN.
 
     The last `row_dims` dims are a row. By default, the difference of each element is relative to 1 + |expected|.
@@ -136,14 +162,33 @@ def error(found: Tensor | None, expected: Tensor | None, row_dims: int = 0) -> f
     if found is None or expected is None or found.shape != expected.shape:
         return 0.0 if found is expected else math.inf
     a, b = (tensor.detach().cpu().double() for tensor in (found, expected))
-    scale = b.abs().amax(tuple(range(-row_dims, 0)), keepdim=True) if row_dims else 1 + b.abs()
+    scale = 1 + b.abs() if row_dims is None else b.abs().amax(tuple(range(-row_dims, 0)), keepdim=True)
     largest = float(((a - b).abs() / scale).max())
     return math.inf if math.isnan(largest) else largest
 
 
-def flips(found: Tensor, expected: Tensor) -> float:
-    """Returns the share of elements that differ. Small ones do not count: torch's gelu has no exact digits there."""
-    return float((found != expected)[expected.abs() > 1e-3].double().mean())
+def difference(tensors: Iterable[tuple[str, Tensor | None, Tensor | None, int]], tolerance: float) -> str | None:
+    """Returns the first difference of tensors: names, those of tridal, the expected ones and the dims of their rows."""
+    for name, found, expected, row_dims in tensors:
+        largest = error(found, expected, row_dims)
+        if not largest <= tolerance or getattr(found, "dtype", None) is not getattr(expected, "dtype", None):
+            return f"{name} differs by {largest:.1e} of its largest element"
+    return None
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Returns the error of a few roundings in a dtype, relative to the largest element of a row."""
+    return {torch.float32: 1e-5, torch.float64: 1e-12}.get(dtype, 2 * torch.finfo(dtype).eps)
+
+
+def rounding(found: Tensor, expected: Tensor) -> str | None:
+    """Returns how the order of rounding of 16-bit tensors differs, or None.
+
+    Small elements do not count: torch's gelu has no exact digits there.
+    """
+    share = float((found != expected)[expected.abs() > 1e-3].double().mean())
+    differs = f"the order of rounding differs: {share:.0%} of the elements are rounded to another number"
+    return None if share <= FLIPS else differs
 
 
 def nearest(what: str, errors: Mapping[Form, Sequence[float]], tolerance: float = TOLERANCE, unit: str = "") -> Form:
@@ -162,6 +207,6 @@ def nearest(what: str, errors: Mapping[Form, Sequence[float]], tolerance: float 
 def find_casting(outputs: Callable[[str, torch.dtype], Iterable[Pair]]) -> str | None:
     """Returns the casting of `CASTINGS` with which tridal rounds 16-bit tensors in the same order, or None."""
     for casting in CASTINGS:
-        if all(flips(*pair) <= FLIPS for dtype in NARROW for pair in outputs(casting, dtype)):
+        if all(rounding(*pair) is None for dtype in NARROW for pair in outputs(casting, dtype)):
             return casting
     return None

@@ -9,9 +9,9 @@ import torch
 
 from tridal.devices import registry
 from tridal.models.candidates import decide
-from tridal.models.isolation import isolated
+from tridal.models.comparison import isolated
 from tridal.models.kernelize import device_notes
-from tridal.models.norm_forms import NormForm
+from tridal.models.norms import NormForm
 from tridal.models.replacements import FORM, is_replaced
 from tridal.pytorch.device_context import is_served, log
 

@@ -11,7 +11,7 @@ import torch
 from tridal.devices import registry
 from tridal.models import replacements
 from tridal.models.candidates import Decision, class_name, decide, decide_loss, may_be_replaced
-from tridal.models.isolation import isolated
+from tridal.models.comparison import isolated
 from tridal.models.report import Entry, Report
 from tridal.ops import check_bool
 from tridal.pytorch.device_context import log

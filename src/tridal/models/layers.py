@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from tridal.models import activations, glu, norm_comparison
-from tridal.models.isolation import isolated
+from tridal.models import activations, glu, norms
+from tridal.models.comparison import isolated
 from tridal.models.replacements import FORM, torch_computes
 from tridal.pytorch.device_context import log
 
@@ -25,7 +25,7 @@ def _layer(name: str, find: Callable[[Any], Any]) -> Any:
     return type(name, (torch.nn.Module,), {"forward": forward, "can_torch_compile": True, "has_backward": True})
 
 
-RMSNorm = RMSNormZeroCentered = LayerNorm = Norm = _layer("Norm", norm_comparison.find_form)
+RMSNorm = RMSNormZeroCentered = LayerNorm = Norm = _layer("Norm", norms.find_form)
 """The layers have the names of those of transformers, if it has one."""
 SwiGLUMLP = GeGLUMLP = _layer("MLP", glu.find_form)
 GeLU = NewGELU = FastGELU = _layer("Activation", activations.find_form)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from tridal.models.causal_lm import CausalLM, CausalLMForm, LossFunction
-from tridal.models.comparison import error, with_gradients
-from tridal.models.isolation import plain_mode
+from tridal.models.comparison import difference, plain_mode, with_gradients
 from tridal.models.losses import Head, causal_lm_loss
 from tridal.models.replacements import FORM, replaced_class
 
@@ -21,7 +20,7 @@ HIDDEN = 8
 
 
 @functools.cache
-def difference(loss: LossFunction) -> str | None:
+def find_difference(loss: LossFunction) -> str | None:
     """Returns how a loss function differs from tridal's, or None if it computes the same."""
     logits = torch.randn(2, 5, 11, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     labels = torch.tensor([[1, 2, -100, 4, 10], [0, -100, 3, 3, 7]], device="cpu")
@@ -35,7 +34,7 @@ def difference(loss: LossFunction) -> str | None:
                 value = function(logits=x, labels=labels, vocab_size=11, num_items_in_batch=number)
                 results.append(with_gradients(value, [x]))
             tolerance = 1e-5 if dtype is torch.float32 else 2e-2
-            if (reason := _differs(results[0], results[1], tolerance)) is not None:
+            if (reason := _difference(results[0], results[1], tolerance)) is not None:
                 return reason
     return None
 
@@ -58,7 +57,7 @@ def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, float | N
         softcaps: list[float | None] = []
         try:
             expected = _results(model, name, hidden, small)
-            reason = _differs(expected, _results(model, name, hidden, small, softcaps), 1e-3)
+            reason = _difference(expected, _results(model, name, hidden, small, softcaps), 1e-3)
             if reason is None and softcaps:
                 return name, softcaps[0]
             reason = reason or "it reads or changes the logits"
@@ -129,9 +128,7 @@ def _results(model: Any, name: str, hidden: Tensor, head: Any, softcaps: Any = N
     return with_gradients(loss, [hidden, head.weight])
 
 
-def _differs(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> str | None:
-    for what, a, b in zip(("the loss", "the gradient", "the gradient of the weight"), found, expected, strict=False):
-        largest = error(a[None], b[None], a.dim() + 1)
-        if a.dtype is not b.dtype or not largest <= tolerance:
-            return f"{what} differs by {largest:.1e} of its largest element"
-    return None
+def _difference(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> str | None:
+    names = "the loss", "the gradient", "the gradient of the weight"
+    row_dims = [tensor.dim() for tensor in expected]
+    return difference(zip(names, found, expected, row_dims, strict=False), tolerance)

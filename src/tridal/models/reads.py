@@ -5,7 +5,6 @@ A comparison is valid while a module has the attributes and the methods that its
 
 from __future__ import annotations
 
-import copy
 import enum
 import functools
 import inspect
@@ -27,36 +26,37 @@ class Absent:
     """Stands for the value of an attribute that does not exist."""
 
 
+class MayChange(NamedTuple):
+    """Stands for an object that may change unnoticed, such as a tensor or a config."""
+
+    kind: str
+
+
 class Different(Exception):
     """A module cannot be replaced. The message is the reason."""
 
 
-def fixed(value: Any, owner: Any) -> Any:
-    """Returns the value of an owner's attribute in a hashable form that does not change.
+def _fixed(value: Any, owner: Any) -> Any:
+    """Returns the value of an owner's attribute in a hashable form that does not change, or `MayChange`."""
+    try:
+        return _frozen(value, owner)
+    except TypeError as error:
+        return MayChange(str(error))
 
-    Raises:
-        TypeError: the value is an object that may change unnoticed, such as a tensor or a config.
-    """
+
+def _frozen(value: Any, owner: Any) -> Any:
     if isinstance(value, _ATOMS):
         return value
     if isinstance(value, (tuple, list)):
-        items = tuple(fixed(item, owner) for item in value)
-        return value if items == value else items  # `Reads.changed` compares the same object in less time
+        items = tuple(_frozen(item, owner) for item in value)
+        return value if items == value else items  # `Reads.hold` compares the same object in less time
     if isinstance(value, dict):
-        return (dict, *((name, fixed(item, owner)) for name, item in value.items()))
+        return (dict, *((name, _frozen(item, owner)) for name, item in value.items()))
     if isinstance(value, functools.partial):
-        return (functools.partial, *(fixed(item, owner) for item in (value.func, value.args, value.keywords)))
+        return (functools.partial, *(_frozen(item, owner) for item in (value.func, value.args, value.keywords)))
     if isinstance(value, types.MethodType) and value.__self__ is owner:
         return types.MethodType, value.__func__
-    raise TypeError(f"a {type(value).__name__}, which may change")
-
-
-def _is_equal(found: Any, value: Any, owner: Any) -> bool:
-    """Returns whether an owner's attribute has a value of `fixed`."""
-    try:
-        return found is value or bool(fixed(found, owner) == value)
-    except TypeError:
-        return False
+    raise TypeError(type(value).__name__)
 
 
 class _Part(NamedTuple):
@@ -66,10 +66,8 @@ class _Part(NamedTuple):
     """The name of a module inside, or None for the module itself."""
     kind: type
     names: frozenset[str]
-    attributes: tuple[tuple[str, Any], ...]
-    """Names of attributes of the module, with values that do not change."""
-    members: tuple[tuple[type, str, Any], ...]
-    """Classes with names of their methods and constants, and with values that do not change."""
+    values: tuple[tuple[type | None, str, Any], ...]
+    """For each attribute: None, its name and value. For each method or constant of a class: the class first."""
 
 
 @dataclass(frozen=True)
@@ -87,33 +85,49 @@ class Reads:
 
     def _changed(self, module: Any) -> str | None:
         """Returns the name of something that has another value than in the comparison, or None."""
-        for child, kind, _, attributes, members in self.parts:
+        for child, kind, _, values in self.parts:
             owner = module if child is None else module._modules[child]
             if child is not None and base_of(owner) is not kind:
                 return child
             own = owner.__dict__
-            for name, value in attributes:
-                found = own.get(name, Absent)
-                if found is Absent:
-                    found = getattr(owner, name, Absent)
-                if found is not value and not _is_equal(found, value, owner):
-                    return name if child is None else f"{child}.{name}"
-            for kind, name, value in members:
-                found = getattr(kind, name, Absent)
-                if (found is not value and not _is_equal(found, value, kind)) or (name in own and name != "forward"):
-                    return f"{kind.__name__}.{name}"
+            for of, name, value in values:
+                if of is None:
+                    found = own.get(name, Absent)
+                    if found is Absent:
+                        found = getattr(owner, name, Absent)
+                    if found is not value and _fixed(found, owner) != value:
+                        return name if child is None else f"{child}.{name}"
+                else:
+                    found = getattr(of, name, Absent)
+                    if (found is not value and _fixed(found, of) != value) or (name in own and name != "forward"):
+                        return f"{of.__name__}.{name}"
         return None
 
     def of(self, module: Any) -> Reads:
         """Returns what another module has under the names that were read."""
-        return Reads(tuple(_part(p.child, _inside(module, p.child), p.names) for p in self.parts))
+        return Reads(tuple(_part(p.child, module, p.names) for p in self.parts))
+
+    def why_not(self, module: Any) -> str | None:
+        """Returns why what is read may change unnoticed, or None."""
+        for child, _, names, values in self.parts:
+            buffers = _inside(module, child)._buffers
+            if read := names & buffers.keys() or ("_buffers" in names and buffers.keys()):
+                return f"its forward reads the buffer {min(read)}, whose numbers may change"
+            for _, name, value in values:
+                if isinstance(value, MayChange):
+                    return f"its forward reads the attribute {name}, a {value.kind}, which may change"
+        return None
 
     def __deepcopy__(self, memo: Any) -> Reads:
-        return Reads(tuple(p._replace(attributes=copy.deepcopy(p.attributes, memo)) for p in self.parts))
+        return self
 
     def __reduce__(self) -> Any:
         """Pickles the origin of each method, because pickle does not find the method of a patched class."""
-        return _loaded, tuple(p._replace(members=tuple((*m[:2], _saved(m[2])) for m in p.members)) for p in self.parts)
+        saved = (
+            tuple(value if value[0] is None else (*value[:2], _saved(value[2])) for value in p.values)
+            for p in self.parts
+        )
+        return _loaded, tuple(p._replace(values=values) for p, values in zip(self.parts, saved, strict=True))
 
 
 NOTHING = Reads()
@@ -131,24 +145,26 @@ def _saved(value: Any) -> Any:
 def _loaded(*parts: _Part) -> Reads:
     """Returns the reads with the methods of this process. A method with another origin counts as changed."""
 
-    def load(kind: Any, name: str, saved: Any) -> Any:
-        found = getattr(kind, name, Absent)
-        return kind, name, found if _saved(found) == saved else saved
+    def load(of: Any, name: str, saved: Any) -> Any:
+        found = saved if of is None else getattr(of, name, Absent)
+        return of, name, found if _saved(found) == saved else saved
 
-    return Reads(tuple(p._replace(members=tuple(load(*member) for member in p.members)) for p in parts))
+    return Reads(tuple(p._replace(values=tuple(load(*value) for value in p.values)) for p in parts))
 
 
 class Recorder:
     """Makes copies of a module and of modules inside, and records what their forwards read."""
 
-    def __init__(self) -> None:
-        self._copies: dict[str | None, tuple[torch.nn.Module, dict[str, Any]]] = {}
-        """For the module, None, and the names of modules inside: the original, and the attributes of the last copy."""
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self._copies: dict[str | None, dict[str, Any]] = {}
+        """The attributes of the last copies: None for the module, and the names of modules inside."""
         self._read: dict[str | None, set[str]] = {}
         self._set: set[str] = set()
 
-    def copy(self, module: torch.nn.Module, child: str | None = None, **changes: Any) -> Any:
+    def copy(self, child: str | None = None, **changes: Any) -> Any:
         """Returns a copy of a module with some changed attributes. Calls of the copy run its forward without hooks."""
+        module: torch.nn.Module = _inside(self.module, child)
         base = base_of(module)
         own = {name: value for name, value in module.__dict__.items() if not name.startswith("_tridal_")}
         replaced = own.pop("forward", None)
@@ -160,23 +176,19 @@ class Recorder:
                 own[name] = types.MethodType(value.__func__, made)
         own |= {**changes, "_tridal_read": self._read.setdefault(child, {"forward"}), "_tridal_set": self._set}
         object.__setattr__(made, "__dict__", own)
-        self._copies[child] = module, own
+        self._copies[child] = own
         return made
 
     def set_mode(self, training: bool) -> None:
         """Sets the mode of the last copies."""
-        for _, own in self._copies.values():
+        for own in self._copies.values():
             own["training"] = training
 
-    def reads(self) -> Reads | str:
-        """Returns what the copies have read, or why it may change unnoticed."""
-        if self._set:
-            return f"its forward sets the attribute {min(self._set)}"
-        copies = ((child, module, frozenset(self._read[child])) for child, (module, _) in self._copies.items())
-        try:
-            return Reads(tuple(_part(*copy) for copy in copies))
-        except Different as reason:
-            return str(reason)
+    def reads(self) -> tuple[Reads, str | None]:
+        """Returns what the copies have read, and why the module cannot be replaced because of it, or None."""
+        reads = Reads(tuple(_part(child, self.module, frozenset(self._read[child])) for child in self._copies))
+        changed = f"its forward sets the attribute {min(self._set)}" if self._set else None
+        return reads, changed or reads.why_not(self.module)
 
 
 @functools.cache
@@ -199,24 +211,17 @@ def _recording(base: Any) -> Any:
 
 
 def _part(child: str | None, module: Any, names: frozenset[str]) -> _Part:
-    if read := names & module._buffers.keys() or ("_buffers" in names and module._buffers.keys()):
-        raise Different(f"its forward reads the buffer {min(read)}, whose numbers may change")
-    base, own, attributes, members = base_of(module), module.__dict__, [], []
+    module = _inside(module, child)
+    base, own = base_of(module), module.__dict__
+    values: list[tuple[type | None, str, Any]] = []
     for name in sorted(names - {*(OF_MODULES - {"forward"}), *module._parameters, *module._modules}):
         of_class = getattr(base, name, Absent)
         if of_class is Absent or (name in own and name != "forward" and not isinstance(of_class, property)):
-            attributes.append((name, _checked(name, own.get(name, Absent), module)))
+            values.append((None, name, _fixed(own.get(name, Absent), module)))
         elif not name.startswith("__") and of_class is not getattr(torch.nn.Module, name, Absent):
             parents = (kind for kind in base.__mro__[1:] if name in vars(kind) and kind is not torch.nn.Module)
-            members += [(kind, name, _checked(name, getattr(kind, name), kind)) for kind in (base, *parents)]
-    return _Part(child, base, names, tuple(attributes), tuple(members))
-
-
-def _checked(name: str, value: Any, owner: Any) -> Any:
-    try:
-        return fixed(value, owner)
-    except TypeError as error:
-        raise Different(f"its forward reads the attribute {name}, {error}") from None
+            values += [(kind, name, _fixed(getattr(kind, name), kind)) for kind in (base, *parents)]
+    return _Part(child, base, names, tuple(values))
 
 
 def own_forward(module: torch.nn.Module) -> Any:

@@ -19,8 +19,7 @@ import torch
 
 from tridal.library.rotary.functions import rotary_embedding
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
-from tridal.models.comparison import NARROW, TOLERANCE, Pair, attempt, error, find_casting, with_gradients
-from tridal.models.isolation import isolated, plain_mode
+from tridal.models.comparison import NARROW, TOLERANCE, Pair, attempt, error, find_casting, isolated, with_gradients
 from tridal.models.reads import names_in, own_forward
 from tridal.models.replacements import Replacement, is_patched, torch_computes
 from tridal.ops import row_maths
@@ -63,7 +62,7 @@ class Attention(Replacement):
 
 def function_name(module: torch.nn.Module) -> str | None:
     """Returns the name of the function or method for a rotary embedding that a module's forward calls, or None."""
-    forward = None if isinstance(module, torch.jit.ScriptModule) else own_forward(module)
+    forward = own_forward(module)
     if forward is None:
         return None
     names = [name for name in names_in(forward) if NAME.search(name)]
@@ -100,8 +99,7 @@ def _find(function: Rotate, name: str) -> RotaryForm | str:
     except TypeError:
         takes = f"{name} takes ({', '.join(parameters.parameters)})"
         return f"this form of {_KIND} is not supported: {takes}, and not (query, key, cos, sin, unsqueeze_dim)"
-    with plain_mode("cpu"):
-        return attempt(_KIND, _compare, function, name)
+    return attempt(_KIND, torch.device("cpu"), _compare, function, name)
 
 
 def _compare(function: Rotate, name: str) -> RotaryForm | str:
