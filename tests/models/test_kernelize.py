@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 from typing import Any
 
@@ -15,11 +15,10 @@ from tridal.devices.types import Backend
 
 NORMS = {"Bert": "layer_norm", "GPT2": "layer_norm", "Cohere": "layer_norm"}
 GLUS = {**dict.fromkeys(("Llama", "Qwen3", "Mistral", "Phi3"), "swiglu"), **dict.fromkeys(("Gemma", "Gemma2"), "geglu")}
-ISSUED = [*GLUS, "GPT2", "Bert", "T5"]
+MODELS = [*GLUS, "GPT2", "Bert", "T5"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ISSUED)
+@pytest.mark.parametrize(("name", "dtype"), zip(MODELS, itertools.cycle((torch.bfloat16, torch.float32)), strict=False))
 def test_outputs_and_gradients_are_the_same(device: torch.device, name: str, dtype: torch.dtype) -> None:
     model = build(name).to(device, dtype)
     names, order = list(model.state_dict()), [id(parameter) for parameter in model.parameters()]
@@ -34,21 +33,6 @@ def test_outputs_and_gradients_are_the_same(device: torch.device, name: str, dty
     assert [id(parameter) for parameter in model.parameters()] == order
     report.restore()
     assert ops_of(lambda: step(model)) == set()
-
-
-def test_norms_are_replaced_by_the_norm_that_they_compute(device: torch.device) -> None:
-    found = {}
-    for name in ("Llama", "Gemma2", "T5", "GPT2", "Cohere"):
-        for entry in tridal.kernelize(build(name).to(device)).replaced:
-            if "Norm" in entry.class_name:
-                found[entry.class_name] = entry.replaced_by
-    assert found == {
-        "LlamaRMSNorm": "tridal.rms_norm, casting='llama'",
-        "Gemma2RMSNorm": "tridal.rms_norm, weight_offset=1, casting='gemma'",
-        "T5LayerNorm": "tridal.rms_norm, casting='llama'",
-        "LayerNorm": "tridal.layer_norm",
-        "CohereLayerNorm": "tridal.layer_norm",
-    }
 
 
 def test_weights_of_another_dtype_are_computed_in_the_order_of_the_class(device: torch.device) -> None:
@@ -164,9 +148,8 @@ def test_skipped_modules_are_left_unchanged_and_reported(device: torch.device, s
 @pytest.mark.parametrize(
     ("error", "arguments", "options"),
     [
-        (TypeError, "gpt2", {}), (TypeError, None, {"fused_loss": "no"}), (TypeError, None, {"fused_loss": 1}),
-        (TypeError, None, {"fused_loss": None}), (ValueError, None, {"skip": "norm"}), (TypeError, None, {"skip": 3}),
-        (TypeError, None, {"skip": [3]}),
+        (TypeError, "gpt2", {}), (TypeError, None, {"fused_loss": 1}), (ValueError, None, {"skip": "norm"}),
+        (TypeError, None, {"skip": 3}), (TypeError, None, {"skip": [3]}),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(error: Any, arguments: Any, options: dict[str, Any]) -> None:
@@ -197,26 +180,6 @@ def test_model_computes_as_before_on_a_device_without_a_backend() -> None:
     assert got[0].logits is not None
     torch.testing.assert_close(got[0].logits, expected[0].logits, rtol=0, atol=0)
     torch.testing.assert_close(got[1], expected[1], rtol=0, atol=0)
-
-
-class Offloaded(torch.nn.LayerNorm):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-
-@pytest.mark.parametrize(
-    ("forward", "name"),
-    [
-        (functools.wraps(torch.nn.LayerNorm.forward)(lambda x: x), f"{__name__}.<lambda>"),
-        (Offloaded(4).forward, f"{__name__}.forward"),
-        (torch.nn.Identity(), "torch.nn.modules.linear.Identity"),
-    ],
-)  # fmt: skip
-def test_forward_replaced_by_another_package_is_kept(device: torch.device, forward: Any, name: str) -> None:
-    norm = torch.nn.LayerNorm(4).to(device)
-    norm.__dict__["forward"] = forward
-    (entry,) = tridal.kernelize(norm).unchanged
-    assert entry.reason == f"another package has replaced its forward by {name}; call kernelize before that package"
 
 
 def test_hook_of_accelerate_is_named_and_may_be_added_later(device: torch.device) -> None:

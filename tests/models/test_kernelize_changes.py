@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -89,13 +90,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Patch], None]]] 
     ),
 }  # fmt: skip
 """Modules, the ops that compute them, and changes."""
+DUPLICATES = lambda module: module, copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))
 
 
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize(
-    "duplicate", [lambda module: module, copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))],
-    ids=["module", "deepcopy", "pickle"],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "duplicate"), zip(CHANGES, itertools.cycle(DUPLICATES), strict=False))
 def test_the_class_computes_after_a_change(device: torch.device, name: str, duplicate: Callable[[Any], Any]) -> None:
     make, op, change = CHANGES[name]
     module, x = make().to(device), torch.randn(3, 36, device=device)
@@ -121,7 +119,7 @@ def test_the_class_computes_a_module_that_is_loaded_after_a_change(device: torch
 
 
 @compiles_transformers
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", ["eps", "norm of torch", "method of an instance", "softmax", "another activation"])
 def test_a_compiled_function_has_the_change(device: torch.device, name: str) -> None:
     make, _, change = CHANGES[name]
     module, x = make().to(device), torch.randn(3, 36, device=device)

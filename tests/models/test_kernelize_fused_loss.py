@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -31,37 +30,18 @@ def own_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
     return type(outputs)(loss=2 * outputs.loss, logits=outputs.logits)
 
 
-def forward_without_the_head(model: Any, input_ids: Any, labels: Any, **_: Any) -> Any:
-    logits = model.model(input_ids).last_hidden_state @ model.lm_head.weight.T
-    return {"loss": torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
-
-
 def double(function: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: 2 * function(*args, **kwargs)
 
 
-@contextmanager
-def other_item(mapping: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    before = mapping[name]
-    mapping[name] = value
-    try:
-        yield
-    finally:
-        mapping[name] = before
-
-
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
     "LOSS_MAPPING": lambda patch, _: patch.setitem(loss_utils.LOSS_MAPPING, "ForCausalLM", seven),
-    "loss_type": lambda patch, model: patch.setattr(model, "loss_type", "ForMaskedLM"),
     "loss_function": lambda patch, model: setattr(model, "loss_function", seven),
     "fixed_cross_entropy": lambda patch, _: patch.setattr(loss_utils, "fixed_cross_entropy", double(OURS[2])),
     "the forward of the class": lambda patch, _: patch.setattr(LLAMA, "forward", own_forward),
     "the forward of the model": lambda patch, model: setattr(model, "forward", MethodType(own_forward, model)),
     "the forward of Linear": lambda patch, _: patch.setattr(torch.nn.Linear, "forward", double(OURS[1])),
     "the forward of the head": lambda patch, model: setattr(model.lm_head, "forward", double(model.lm_head.forward)),
-    "a forward without the head": lambda patch, model: setattr(
-        model, "forward", MethodType(forward_without_the_head, model)
-    ),
 }
 
 
@@ -74,16 +54,17 @@ def losses_of(model: Any, monkeypatch: pytest.MonkeyPatch, change: Any, call: An
         return [before, float(call(**tokens)["loss"].detach())]
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(
+    ("change", "fused"), [*((name, True) for name in CHANGES), ("LOSS_MAPPING", False), ("fixed_cross_entropy", False)]
+)
 def test_changes_after_kernelize_are_used(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: Any, fused: bool
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: str, fused: bool
 ) -> None:
-    expected = losses_of(build("Llama").to(device), monkeypatch, change)
+    expected = losses_of(build("Llama").to(device), monkeypatch, CHANGES[change])
     model = build("Llama").to(device)
     tridal.kernelize(model, fused_loss=fused)
     caplog.clear()
-    assert losses_of(model, monkeypatch, change) == pytest.approx(expected, rel=1e-5)
+    assert losses_of(model, monkeypatch, CHANGES[change]) == pytest.approx(expected, rel=1e-5)
     assert abs(expected[0] - expected[1]) > 1e-3
     messages = [record.getMessage() for record in caplog.records if record.name == "tridal"]
     assert len(messages) == fused
@@ -91,8 +72,8 @@ def test_changes_after_kernelize_are_used(
 
 
 @compiles_transformers
-@pytest.mark.parametrize("change", ["loss_function", "fixed_cross_entropy", "the forward of the class"])
-def test_changes_after_compilation_are_used(device: torch.device, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_a_change_after_compilation_is_used(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = "fixed_cross_entropy"
     expected = losses_of(build("Llama").to(device), monkeypatch, CHANGES[change])
     model = build("Llama").to(device)
     tridal.kernelize(model, fused_loss=True)
@@ -101,28 +82,23 @@ def test_changes_after_compilation_are_used(device: torch.device, monkeypatch: p
     assert losses_of(model, monkeypatch, CHANGES[change], compiled) == pytest.approx(expected, rel=1e-5)
 
 
-@compiles_transformers
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_softcap_of_a_model_may_change(device: torch.device, compiled: bool) -> None:
+def test_softcap_of_a_model_may_change(device: torch.device) -> None:
     """A negative softcap is not fused: the model computes it from logits."""
     plain, model = build("Gemma2").to(device), build("Gemma2").to(device)
     tridal.kernelize(model, fused_loss=True)
-    torch.compiler.reset()
-    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
     for softcap in (30.0, 2.0, None, -2.0):
         model.config.final_logit_softcapping = plain.config.final_logit_softcapping = softcap
-        found = step(model, call)
+        found = step(model)
         assert_same_step(found, step(plain))
         assert (found[0].logits is None) is (softcap != -2.0)
 
 
-@pytest.mark.parametrize(("name", "setting"), [("Cohere", "logit_scale"), ("Granite", "logits_scaling")])
-def test_scale_of_logits_may_change(device: torch.device, name: str, setting: str) -> None:
-    plain, model = (build(name, **{setting: 1.0}).to(device) for _ in range(2))
+def test_scale_of_logits_may_change(device: torch.device) -> None:
+    plain, model = (build("Granite", logits_scaling=1.0).to(device) for _ in range(2))
     tridal.kernelize(model, fused_loss=True)
     for scale in (1.0, 0.7):
         for changed in (plain, model):
-            setattr(changed.config if name == "Granite" else changed, setting, scale)
+            changed.config.logits_scaling = scale
         found = step(model)
         assert_same_step(found, step(plain))
         assert (found[0].logits is None) is (scale == 1)
@@ -158,7 +134,6 @@ USES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "shape": (lambda x: x if x.shape == (2, 9, 97) and x.device.type != "meta" else 0 * x, True),
     "two softcaps": (lambda x: (x / 0.5).tanh() * 0.7, False),
     "scale": (lambda x: x * 3, False),
-    "quotient": (lambda x: x / 3, False),
     "tensor": (lambda x: x / torch.tensor(0.1, device=x.device), False),
     "negative": (lambda x: -(1 - x), False),
     "in place": (in_place, False),
@@ -166,14 +141,13 @@ USES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "index": (lambda x: torch.cat((x[:, :3], x[:, 3:] * 2), 1), False),
     "function": (lambda x: torch.where(x > 0, x, 0.1 * x), False),
     "list": (lambda x: torch.stack([2 * row for row in x]), False),
-    "method": (lambda x: x.masked_fill(x.abs() < 0.1, 0.5), False),
 }
 
 
 @compiles_transformers
 @pytest.mark.parametrize(
     ("use", "compiled"),
-    [*((use, False) for use in USES), *((use, True) for use in ("softcap", "shape", "scale", "in place", "list"))],
+    [*((use, False) for use in USES), *((use, True) for use in ("softcap", "in place"))],
 )
 def test_a_forward_that_uses_its_logits_later_gets_them(device: torch.device, use: str, compiled: bool) -> None:
     plain, model = (OwnForCausalLM(build("Llama").config).to(device).train() for _ in range(2))
@@ -221,24 +195,21 @@ def test_replicas_of_a_model_compute_and_log_the_same(device: torch.device, capl
     assert len([record for record in caplog.records if record.name == "tridal"]) == 1
 
 
-@compiles_transformers
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_hook_that_calls_the_head_gets_logits(device: torch.device, compiled: bool) -> None:
+def test_a_hook_that_calls_the_head_gets_logits(device: torch.device) -> None:
     model, seen = build("Llama").to(device), []
     expected = step(model)
     tridal.kernelize(model, fused_loss=True)
     model.model.norm.register_forward_hook(lambda *given: seen.append(model.lm_head(given[-1])))
-    torch.compiler.reset()
-    found = step(model, torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model)
+    found = step(model)
     assert found[0].logits is None
     assert_same_step(found, expected)
     torch.testing.assert_close(seen[0], expected[0].logits)
 
 
-@pytest.mark.parametrize("register", [
-    "forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook",
-])  # fmt: skip
-@pytest.mark.parametrize("everywhere", [False, True], ids=["head", "all modules"])
+@pytest.mark.parametrize(
+    ("register", "everywhere"),
+    [("forward_hook", True), ("forward_pre_hook", False), ("full_backward_hook", False)],
+)
 @pytest.mark.filterwarnings("ignore:.*backward hook")
 def test_hooks_of_the_head_and_of_all_modules_run(device: torch.device, register: str, everywhere: bool) -> None:
     """A fused MLP does not call its activation, so it is not fused either."""
@@ -269,19 +240,17 @@ def test_loss_of_float64_logits_is_float32(device: torch.device) -> None:
     torch.testing.assert_close(model(**batch(device)).loss, expected)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_training_step_without_labels_is_logged(
-    device: torch.device, caplog: pytest.LogCaptureFixture, tmp_path: Any, smoothing: float
+    device: torch.device, caplog: pytest.LogCaptureFixture, tmp_path: Any
 ) -> None:
     pytest.importorskip("accelerate")
     model = build("Llama").to(device)
     tridal.kernelize(model, fused_loss=True)
     arguments = transformers.TrainingArguments(
-        str(tmp_path), label_smoothing_factor=smoothing, report_to="none", use_cpu=device.type == "cpu", max_steps=2
+        str(tmp_path), label_smoothing_factor=0.1, report_to="none", use_cpu=device.type == "cpu", max_steps=2
     )
     rows = [dict(zip(("input_ids", "labels"), pair, strict=True)) for pair in zip(*batch(device).values(), strict=True)]
     caplog.clear()
     transformers.Trainer(model, arguments, train_dataset=rows).train()
-    messages = [record.getMessage() for record in caplog.records if record.name == "tridal"]
-    assert len(messages) == bool(smoothing)
-    assert all("called in training without the keyword argument `labels`" in message for message in messages)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "tridal"]
+    assert "called in training without the keyword argument `labels`" in message

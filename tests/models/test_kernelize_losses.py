@@ -11,8 +11,9 @@ import tridal
 from model_helpers import assert_same_step, batch, build, step
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["Llama", "Gemma2", "GPT2", "Mixtral"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, torch.float32) for name in ("Gemma2", "GPT2", "Mixtral")] + [("Llama", torch.bfloat16)]
+)
 def test_fused_loss_is_the_same_and_has_no_logits(device: torch.device, name: str, dtype: torch.dtype) -> None:
     model = build(name).to(device, dtype)
     if name == "Mixtral":
@@ -130,13 +131,6 @@ def test_changed_head_is_reported_and_not_fused(device: torch.device, caplog: py
     assert step(model)[0].logits is None
 
 
-def test_own_loss_function_of_a_program_is_kept(device: torch.device) -> None:
-    model = build("Llama").to(device)
-    tridal.kernelize(model)
-    model.loss_function = lambda **_: torch.tensor(7.0)
-    assert model(**batch(device)).loss == 7
-
-
 def test_error_in_a_fused_forward_leaves_no_request(device: torch.device) -> None:
     model = build("Llama").to(device)
     expected = model.eval()(**batch(device)).logits
@@ -167,15 +161,3 @@ def test_loss_that_differs_is_reported(device: torch.device) -> None:
         with tridal.use(**settings):
             entry = tridal.kernelize(model, skip="model.*").unchanged[0]
         assert str(entry.reason).startswith("loss: the loss differs by ")
-
-
-def test_a_hook_of_the_head_gets_and_changes_logits(device: torch.device) -> None:
-    model = build("Llama").to(device)
-    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: output * 2)
-    expected = step(model)
-    with tridal.kernelize(model, fused_loss=True):
-        found = step(model)
-        assert found[0].logits is not None
-        assert_same_step(found, expected, torch.float32)
-        hook.remove()
-        assert step(model)[0].logits is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import io
 import pickle
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 import tridal
-from cli_helpers import run_process
 from model_helpers import ODD, assert_same_step, batch, build, check_step, ops_of, step
 from torch_versions import compiles_transformers
 
@@ -24,17 +22,10 @@ FUSED_OPS = EAGER | {"cross_entropy_with_gradient"}
 """The kernels of a step with `fused_loss=True`."""
 
 
-def saved_and_loaded(model: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 @pytest.mark.parametrize(
     "duplicate",
-    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved_and_loaded],
-    ids=["deepcopy", "pickle", "torch.save"],
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["deepcopy", "pickle"],
 )
 def test_copies_compute_with_their_own_weights(device: torch.device, duplicate: Any) -> None:
     model = build("Llama").to(device)
@@ -56,20 +47,15 @@ def test_copies_compute_with_their_own_weights(device: torch.device, duplicate: 
     ]
 
 
-@compiles_transformers
-@pytest.mark.parametrize("compiled", [False, True])
-def test_backend_computes_in_a_function_mode(device: torch.device, compiled: bool) -> None:
+def test_backend_computes_in_a_function_mode(device: torch.device) -> None:
     model = build("Llama", **ODD).to(device)
     tridal.kernelize(model, fused_loss=True)
-    call = torch.compile(model, backend="aot_eager") if compiled else model
     with device:  # a mode, as `torch.set_default_device`
-        assert ops_of(lambda: step(model, call)) == (FUSED_OPS - EAGER | NORMS if compiled else FUSED_OPS)
+        assert ops_of(lambda: step(model)) == FUSED_OPS
 
 
 @compiles_transformers
-@pytest.mark.parametrize("name", ["Llama", "GPT2"])
-def test_compiler_gets_the_same_graphs(device: torch.device, name: str) -> None:
-    """GPT-2 has no type of loss, which transformers logs, so its loss is another graph."""
+def test_compiler_gets_the_same_graphs(device: torch.device) -> None:
 
     def graphs() -> list[list[tuple[str, str]]]:
         found = []
@@ -82,20 +68,11 @@ def test_compiler_gets_the_same_graphs(device: torch.device, name: str) -> None:
         torch.compile(model, backend=backend)(**batch(device))
         return found
 
-    model = build(name).to(device)
+    model = build("Llama").to(device)
     expected = graphs()
     with tridal.kernelize(model) as report:
         assert len(report.replaced) >= 5
         assert graphs() == expected
-
-
-def test_replicas_of_data_parallel_compute_with_their_own_weights(device: torch.device) -> None:
-    norm = build("Llama").to(device).model.norm
-    tridal.kernelize(norm)
-    replica = norm._replicate_for_data_parallel()
-    replica._parameters = {"weight": torch.nn.Parameter(2 * norm.weight.detach())}
-    x = torch.randn(3, 32, device=device)
-    torch.testing.assert_close(replica(x), 2 * norm(x))
 
 
 def test_hooks_names_ties_and_the_signature_are_kept(device: torch.device) -> None:
@@ -120,34 +97,29 @@ def test_hooks_names_ties_and_the_signature_are_kept(device: torch.device) -> No
 
 
 @compiles_transformers
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("sizes", [{}, ODD], ids=["even", "odd"])
-def test_compiled_model_is_one_graph_with_the_same_gradients(device: torch.device, sizes: Any, fused: bool) -> None:
-    """The compiler computes losses of logits, and norms whose width is a multiple of 16."""
-    model = build("Llama", **sizes).to(device)
+def test_compiled_model_is_one_graph_with_the_same_gradients(device: torch.device) -> None:
+    """The width of its norms is no multiple of 16, so that tridal computes them in compiled functions, too."""
+    model = build("Llama", **ODD).to(device)
     expected = step(model)
-    tridal.kernelize(model, fused_loss=fused)
+    tridal.kernelize(model, fused_loss=True)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    computed = (NORMS if sizes else set()) | (FUSED_OPS - EAGER if fused else set())
-    outputs = check_step(model, expected, computed, call=compiled)
-    assert (outputs.logits is None) is fused
+    assert check_step(model, expected, NORMS | FUSED_OPS - EAGER, call=compiled).logits is None
 
 
 def test_model_that_was_compiled_before_is_compiled_again(device: torch.device) -> None:
-    model = build("Llama", **ODD).to(device)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.RMSNorm(9)).to(device)
+    x = torch.randn(2, 8, device=device)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager")
-    expected = step(model, compiled)
-    report = tridal.kernelize(compiled)
-    check_step(model, expected, NORMS, call=compiled)
-    report.restore()
-    assert ops_of(lambda: step(model, compiled)) == set()
+    expected = compiled(x)
+    with tridal.kernelize(compiled):
+        assert ops_of(lambda: torch.testing.assert_close(compiled(x), expected)) == {"rms_norm"}
+    assert ops_of(lambda: compiled(x)) == set()
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT2"])
-def test_generation_with_a_cache_gives_the_same_tokens(device: torch.device, name: str) -> None:
-    model = build(name).to(device).eval()
+def test_generation_with_a_cache_gives_the_same_tokens(device: torch.device) -> None:
+    model = build("Llama").to(device).eval()
     tokens = batch(device)["input_ids"]
     options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 3, "do_sample": False}
     expected = model.generate(tokens, **options)
@@ -200,11 +172,6 @@ def test_model_without_memory_is_replaced(device: torch.device) -> None:
     assert_same_step(step(model), step(build("Llama").to(device)))
 
 
-def test_transformers_is_not_imported_by_tridal() -> None:
-    code = "import sys, tridal, torch; tridal.kernelize(torch.nn.LayerNorm(4)); print('transformers' in sys.modules)"
-    assert run_process(python=("-c", code)).stdout == "False\n"
-
-
 @pytest.mark.parametrize("affine", [True, False])
 def test_a_parameter_that_is_registered_later_is_used(device: torch.device, affine: bool) -> None:
     module = torch.nn.LayerNorm(4, elementwise_affine=affine, bias=False, device=device)
@@ -216,7 +183,7 @@ def test_a_parameter_that_is_registered_later_is_used(device: torch.device, affi
 
 
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.Softmax])
+@pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.Softmax])
 def test_traced_modules_are_as_before(device: torch.device, kind: Any) -> None:
     module = kind(1 if kind is torch.nn.Softmax else 4).to(device)
     x = torch.randn(2, 4, device=device)

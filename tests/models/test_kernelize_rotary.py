@@ -129,11 +129,13 @@ def inputs(device: torch.device, width: int = 4) -> tuple[Tensor, tuple[Tensor, 
     return torch.randn(2, 5, 8, device=device, requires_grad=True), (angle.cos(), angle.sin())
 
 
-@pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize(
-    ("function", "by"),
-    [(rotary, OURS), (rotary_once, "tridal.rotary_embedding"), (rotary_with_positions, OURS), (wrapped, OURS)],
-)
+    ("function", "by", "heads"),
+    [
+        (rotary, OURS, 1), (rotary_once, "tridal.rotary_embedding", 2), (rotary_with_positions, OURS, 1),
+        (wrapped, OURS, 2),
+    ],
+)  # fmt: skip
 def test_replaced_attention_computes_the_same(
     device: torch.device, attention: Any, function: Any, by: str, heads: int
 ) -> None:
@@ -197,19 +199,8 @@ def test_globals_that_change_later_count(device: torch.device, attention: Any) -
     assert ops_of(lambda: model(x, angles)) == {"rotary_embedding"}
 
 
-def test_compiled_functions_get_the_function_of_the_class(device: torch.device, attention: Any) -> None:
-    model = attention(rotary).to(device)
-    x, angles = inputs(device)
-    expected = model(x, angles)
-    tridal.kernelize(model)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert ops_of(lambda: compiled(x, angles)) == set()
-    assert_close(compiled(x, angles), expected)
-
-
-@pytest.mark.parametrize("decorate", [renamed, lambda forward: renamed(renamed(forward))], ids=["one", "two"])
-def test_decorators_of_the_forward_are_kept(device: torch.device, attention: Any, decorate: Any) -> None:
-    model = attention(rotary, decorate).to(device)
+def test_decorators_of_the_forward_are_kept(device: torch.device, attention: Any) -> None:
+    model = attention(rotary, lambda forward: renamed(renamed(forward))).to(device)
     x, angles = inputs(device)
     expected = model(x, rotations=angles)
     report = tridal.kernelize(model)
@@ -225,29 +216,6 @@ def test_decorator_that_hides_the_function_is_a_reason(attention: Any) -> None:
     (entry,) = tridal.kernelize(attention(rotary, Decorated)).entries
     assert entry.replaced_by is None
     assert "a decorator of its forward keeps the code that calls rotary_of_module" in str(entry.reason)
-
-
-def test_method_is_left_with_the_reason() -> None:
-    class Rotating(torch.nn.Module):
-        def _apply_rotary_embedding(self, x: Tensor, angles: Tensor) -> Tensor:
-            return x * angles.cos()
-
-        def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-            return self._apply_rotary_embedding(x, angles)
-
-    class Angles(torch.nn.Module):
-        """Is no candidate, because it only calls a module."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.rotary_emb = torch.nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.rotary_emb(x)
-
-    (entry,) = tridal.kernelize(torch.nn.Sequential(Rotating(), Angles())).entries
-    assert (entry.name, entry.replaced_by) == ("0", None)
-    assert "_apply_rotary_embedding is a method" in str(entry.reason)
 
 
 @pytest.mark.parametrize(("function", "of_loaded"), [(rotary, {"rotary_embedding"}), (rotary_interleaved, set())])
