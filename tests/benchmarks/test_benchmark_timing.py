@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
 
-from tridal.benchmarks import timing
+from tridal.benchmarks import measuring, timing
 from tridal.benchmarks.timing import NoiseLimit, Timing, compare
 
 LIMIT = NoiseLimit(0.25)
@@ -127,3 +129,13 @@ def test_noise_limit_of_short_calls_allows_a_microsecond() -> None:
     assert limit.excess(Timing(1.0, 0.95, 1.05)) > 1
     assert str(limit) == "5% of the median + 1 us"
     assert timing.noise_limit(accelerated=False).excess(Timing(1.0, 0.95, 1.05)) < 1
+
+
+def test_host_time_is_not_measured_on_an_accelerator(module: Any, device: torch.device) -> None:
+    small = torch.empty(8, device=device)
+
+    def delayed() -> None:
+        time.sleep(5e-3)
+        small.zero_()
+
+    assert measuring.timer(device)(delayed).median < 2.5

@@ -15,7 +15,8 @@ from tridal.testing.roundings import Formulas
 Direction: TypeAlias = Literal["forward", "backward", "double"]
 Layout: TypeAlias = Literal["contiguous", "transposed", "expanded", "sliced", "stepped", "channels_last", "permuted"]
 Values: TypeAlias = Literal[
-    "normal", "small", "shifted", "constant", "dominant", "largest", "some -inf", "row of -inf", "some +inf", "some nan"
+    "normal", "small", "subnormal", "shifted", "constant", "dominant", "largest", "some -inf", "row of -inf", "some +inf",
+    "some nan",
 ]
 Mask: TypeAlias = Literal[
     "boolean", "boolean sliced", "boolean keys", "boolean batches", "added", "added halves", "added keys"

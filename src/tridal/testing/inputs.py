@@ -69,6 +69,8 @@ def make_values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -
     row = x.select(other_dim, 0)  # a row along `dim`; for a 1-d tensor, the first element
     if kind == "small":
         x /= 1000
+    elif kind == "subnormal":  # in float32 and bfloat16; zeros in float16
+        x *= 2.0**-130
     elif kind == "shifted":
         x += 10_000
     elif kind == "constant":
@@ -83,6 +85,8 @@ def make_values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -
         row.fill_(-torch.inf)
     elif kind in ("some +inf", "some nan"):
         row[chosen.select(other_dim, 0)] = torch.inf if kind == "some +inf" else torch.nan
+        if kind == "some nan":  # programs that exchange statistics mark absent ones by bits: test NaN with all bits set
+            row[row.isnan() & (torch.rand(row.shape, generator=generator) < 0.5)] = torch.tensor(-1).view(torch.float64)
     return x
 
 
