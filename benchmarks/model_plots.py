@@ -106,7 +106,7 @@ def _plot_work(work: str, results: Sequence[Result], bases: Mapping[str, float],
             if isinstance(row, str):
                 place = {"transform": axis.get_yaxis_transform(), "va": "center_baseline", "fontweight": "bold"}
                 axis.text((10 - LEFT) / axis.bbox.width, y + 0.1, NAMES.get(row, row), **place)
-    return Picture(work, figure, _describe(work, rows, texts))
+    return Picture(work, _describe(work, rows, texts), lambda: figure)
 
 
 def _describe(work: str, rows: Sequence[str | Result], texts: Mapping[int, Sequence[str]]) -> str:

@@ -273,7 +273,7 @@ def main() -> None:
     (arguments.output / "models.json").write_text(json.dumps(record, indent=1) + "\n")
     with style():
         for picture in make_pictures(results, str(device), versions):
-            save_png(picture.figure, arguments.output, picture.name)
+            save_png(picture.draw(), arguments.output, picture.name)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def make_files(results: Results) -> dict[Path, str]:
     """Returns the text of each picture and page."""
     files: dict[Path, str] = {}
     with plot_style.style():
-        drawn = pictures.draw(results)
+        drawn = pictures.all_pictures(results)
         for file, picture in drawn.items():
             files |= pictures.texts(file, picture)
     return files | make_pages(results, {file: picture.description for file, picture in drawn.items()})

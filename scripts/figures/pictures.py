@@ -28,24 +28,24 @@ def plot_front(document: Mapping[str, Any]) -> plot_style.Picture:
     return plots.plot_by_columns("front", title, rows, "share_of_copy", document)
 
 
-def draw(stored: Results) -> dict[Path, plot_style.Picture]:
-    """Draws all pictures. Returns each by the path of its file for a light page."""
-    drawn: dict[Path, plot_style.Picture] = {}
+def all_pictures(stored: Results) -> dict[Path, plot_style.Picture]:
+    """Returns each picture by the path of its file for a light page."""
+    found: dict[Path, plot_style.Picture] = {}
     for gpu in (stored, *stored.gpus.values()):
         for op, document in gpu.ops.items():
             shown = (picture for picture in plots.make_pictures(document) if picture.name in SHOWN)
-            drawn |= {gpu.folders[op] / f"{picture.name}.svg": picture for picture in shown}
-    drawn[BENCHMARKS / "front.svg"] = plot_front(stored.ops["softmax"])
+            found |= {gpu.folders[op] / f"{picture.name}.svg": picture for picture in shown}
+    found[BENCHMARKS / "front.svg"] = plot_front(stored.ops["softmax"])
     record = stored.models_record
     results = [Result(**result) for result in record["results"] if result["work"] == "training"]
     for picture in model_plots.make_pictures(results, record["device"], record["versions"]):
-        drawn[BENCHMARKS / "models" / f"{picture.name}.svg"] = picture
-    return drawn
+        found[BENCHMARKS / "models" / f"{picture.name}.svg"] = picture
+    return found
 
 
 def texts(file: Path, picture: plot_style.Picture) -> dict[Path, str]:
     """Returns the text of a picture's file for a light page, and of that for a dark page."""
-    light, dark = plot_style.svg_texts(picture.figure)
+    light, dark = plot_style.svg_texts(picture.draw())
     return {file: light, file.with_name(f"{file.stem}-dark.svg"): dark}
 
 

@@ -22,8 +22,7 @@ from tridal.benchmarks import plot_style
 
 
 def make_pictures(*arguments: Any) -> dict[str, plot_style.Picture]:
-    with plot_style.style():
-        return {picture.name: picture for picture in plots.make_pictures(make_document(*arguments))}
+    return {picture.name: picture for picture in plots.make_pictures(make_document(*arguments))}
 
 
 def test_unreliable_points_are_hollow_and_the_description_has_means() -> None:
@@ -33,7 +32,7 @@ def test_unreliable_points_are_hollow_and_the_description_has_means() -> None:
     rows[3]["share_noisy"] = True
     rows[-1] |= {"ms": None, "share_of_copy": None, "gbps": None}
     picture = make_pictures(rows)["suite-float32-forward"]
-    first = picture.figure.axes[0]
+    first = picture.draw().axes[0]
     hollow = [found for found in first.collections if isinstance(found, PathCollection)]
     assert [found.get_offsets().tolist() for found in hollow] == [[[first.get_xticks()[3], pytest.approx(0.9)]]]
     count = len(workloads)
@@ -46,7 +45,7 @@ def test_pictures_of_a_cpu_have_rates_on_one_scale() -> None:
     times = {COPY: Timing(1.0, 1.0, 1.0), "tridal": Timing(99.0, 99.0, 99.0)}
     rows = [make_row(first, name, 2, times[COPY], times[name], accelerated=False) for name in times]
     rows += [make_row(second, COPY, 2, times[COPY], times[COPY], accelerated=False)]
-    figure = make_pictures(rows, "cpu")["suite-float32-forward"].figure
+    figure = make_pictures(rows, "cpu")["suite-float32-forward"].draw()
     assert {axis.get_yscale() for axis in figure.axes} == {"log"}
 
 
@@ -54,9 +53,9 @@ def test_picture_of_a_grid_has_a_panel_per_direction_and_a_dark_version_with_the
     rows = []
     for workload in make_workloads([grid(4096, (8, 13))], "softmax", ["forward", "backward"], ["float32"]):
         rows += [result_row(name, share, workload) for name, share in ((COPY, 1), ("tridal", 0.99), ("torch", 0.5))]
-    figure = make_pictures(rows)["grid-float32"].figure
-    assert [axis.get_title(loc="left") for axis in figure.axes] == ["forward", "backward"]
     with plot_style.style():
+        figure = make_pictures(rows)["grid-float32"].draw()
         light, dark = plot_style.svg_texts(figure)
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["forward", "backward"]
     assert re.findall(r"<text.*?>(.*?)</text>", light) == re.findall(r"<text.*?>(.*?)</text>", dark)
     assert set(re.findall("#[0-9a-f]{6}", dark)) <= set(plot_style.DARK.values())

@@ -20,7 +20,7 @@ def test_pages_and_pictures_are_those_of_the_stored_results() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "make_figures.py"))
     pictures, results = script["pictures"], script["Results"]()
     with script["plot_style"].style():
-        drawn = pictures.draw(results)
+        drawn = pictures.all_pictures(results)
         files = {
             file: text
             for name in RENDERED

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,11 +159,11 @@ def _add_key(figure: Figure, names: Sequence[str], top: float) -> None:
 
 
 class Picture(NamedTuple):
-    """A figure with the name of its file, and a description for readers who do not see it."""
+    """A picture: the name of its file, a description for readers who do not see it, and a function that draws it."""
 
     name: str
-    figure: Figure
     description: str
+    draw: Callable[[], Figure]
 
 
 def save_png(figure: Figure, folder: Path, name: str) -> Path:

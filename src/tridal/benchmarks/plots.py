@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tridal.benchmarks import plot_style as look
 from tridal.benchmarks.plot_style import LETTER, PIXEL, Picture, look_of, make_figure
@@ -14,6 +15,9 @@ from tridal.benchmarks.providers import COPY, OURS
 from tridal.benchmarks.report import has_shares, providers, quantiles
 from tridal.benchmarks.results import Row, Rows, distinct, select
 from tridal.benchmarks.workloads import SHAPE_CLASSES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SPREAD = "Medians, with lines from the 20% to the 80% quantile. Hollow: unreliable. k = 1024, M = 1024k."
 _MAX_MARKERS = 20  # lines with more points have a band instead of markers and bars
@@ -28,7 +32,7 @@ def write_plots(document: Mapping[str, Any], folder: Path) -> dict[Path, str]:
     Raises ImportError if matplotlib is not installed.
     """
     with look.style():
-        return {look.save_png(made.figure, folder, made.name): made.description for made in make_pictures(document)}
+        return {look.save_png(made.draw(), folder, made.name): made.description for made in make_pictures(document)}
 
 
 def make_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
@@ -47,6 +51,13 @@ def make_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
 def plot_by_columns(name: str, title: str, rows: Rows, column: str, document: Mapping[str, Any]) -> Picture:
     """Plots rates or shares of copy by the number of columns, in one panel per direction."""
     names, directions = _shown(rows), distinct(rows, "direction")
+    found = (f"{one}: {summarize(select(rows, direction=one), names, column)}" for one in directions)
+    description = f"{title}: {UNITS[column]}; {'; '.join(found)}."
+    return Picture(name, description, partial(_draw_by_columns, title, rows, names, column, document))
+
+
+def _draw_by_columns(title: str, rows: Rows, names: Sequence[str], column: str, document: Mapping[str, Any]) -> Figure:
+    directions = distinct(rows, "direction")
     cols = sorted(distinct(rows, "cols"))
     powers = [1 << power for power in range(32) if cols[0] <= 1 << power <= cols[-1]] or [cols[0]]
     unit, panels = f"{UNITS[column]}, by number of columns", [(230.0, 26.0)] * len(directions)
@@ -59,8 +70,7 @@ def plot_by_columns(name: str, title: str, rows: Rows, column: str, document: Ma
         axis.set_xticks([], minor=True)
         axis.set_title(direction)
         _plot_lines(axis, [points], names, column, rows)
-    found = (f"{one}: {summarize(select(rows, direction=one), names, column)}" for one in directions)
-    return Picture(name, figure, f"{title}: {UNITS[column]}; {'; '.join(found)}.")
+    return figure
 
 
 class _Class(NamedTuple):
@@ -76,6 +86,12 @@ def _plot_by_shape(rows: Rows, document: Mapping[str, Any]) -> Picture:
     """Plots the share of `copy_`'s rate at every shape, or the rate on a CPU. A panel has one class or several."""
     column = "share_of_copy" if has_shares(rows) else "gbps"
     names, title = _shown(rows), f"{rows[0]['op']} {rows[0]['direction']}, {rows[0]['dtype']}"
+    description = f"{title}: {UNITS[column]} by shape; {summarize(rows, names, column)}."
+    name = f"suite-{rows[0]['dtype']}-{rows[0]['direction']}"
+    return Picture(name, description, partial(_draw_by_shape, title, rows, names, column, document))
+
+
+def _draw_by_shape(title: str, rows: Rows, names: Sequence[str], column: str, document: Mapping[str, Any]) -> Figure:
     panels = _share_panels({name: distinct(select(rows, group=name), "shape") for name in SHAPE_CLASSES})
     sizes = [(116.0, 40.0)] * len(panels)
     figure, axes = make_figure(title, f"{UNITS[column]}, by shape", _caption(document, column), sizes, key=names)
@@ -88,8 +104,7 @@ def _plot_by_shape(rows: Rows, document: Mapping[str, Any]) -> Picture:
             axis.annotate(SHAPE_CLASSES[one.name].title, (one.start, 1), fontweight="bold", **place)
         parts = [[(one.places[row["shape"]], row) for row in select(rows, group=one.name)] for one in panel]
         _plot_lines(axis, parts, names, column, rows)
-    name = f"suite-{rows[0]['dtype']}-{rows[0]['direction']}"
-    return Picture(name, figure, f"{title}: {UNITS[column]} by shape; {summarize(rows, names, column)}.")
+    return figure
 
 
 def _share_panels(classes: Mapping[str, Sequence[str]]) -> list[list[_Class]]:
