@@ -168,6 +168,22 @@ def test_from_option_makes_the_same_files_as_the_run() -> None:
     assert {path.name for path in Path("first").iterdir()} == {path.name for path in Path("second").iterdir()}
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"cols": ', '"columns": ', "cols is missing"),
+        ('"shape": "', '"shape": 3, "_": "', "shape has a wrong value: 3"),
+    ],
+)
+def test_a_wrong_row_of_results_is_named(old: str, new: str, message: str) -> None:
+    bench(*SMALL, "--providers", "torch", "--output", "first")
+    text = Path("first/results.json").read_text()
+    assert old in text
+    Path("changed.json").write_text(text.replace(old, new, 1))
+    printed = bench("--from", "changed.json", "--output", "second", code=1)
+    assert printed.startswith(f"tridal: changed.json: measurements[0].{message}")
+
+
 def test_names_in_results_are_not_read_as_markup() -> None:
     bench(*SMALL, "--providers", "torch", "--output", "first")
     text = Path("first/results.json").read_text().replace('"torch",', '"[/torch]",')

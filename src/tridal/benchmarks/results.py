@@ -30,15 +30,23 @@ Rows: TypeAlias = Sequence[Row]
 
 _FORMAT = "tridal benchmark 2"
 _EXPECTED = f"expected the results.json of a run of `tridal bench` ({_FORMAT!r})"
-_KEYS = ("date", "interrupted", "command", "machine", "providers", "op", "passes", "aims", "measurements", "host")
-_COLUMNS: Mapping[str, Sequence[str]] = {
-    "measurements": (
-        "group", "op", "direction", "dtype", "shape", "rows", "cols", "provider", "ms", "ms_20", "ms_80", "gbps",
-        "share_of_copy", "noisy", "share_noisy", "skipped",
-    ),
-    "host": ("provider", "grad", "us", "us_20", "us_80", "noisy", "skipped"),
+_NUMBER, _TEXT = (int, float, type(None)), (str, type(None))
+_KEYS: Mapping[str, Any] = {
+    "date": str, "interrupted": bool, "command": str, "machine": dict, "providers": dict, "op": str, "passes": dict,
+    "aims": dict, "measurements": list, "host": list,
 }  # fmt: skip
-"""The columns of the rows in each list of a document."""
+_ROWS: Mapping[str, Mapping[str, Any]] = {
+    "measurements": {
+        **dict.fromkeys(("group", "op", "direction", "dtype", "shape", "provider"), str), "rows": int, "cols": int,
+        **dict.fromkeys(("ms", "ms_20", "ms_80", "gbps", "share_of_copy"), _NUMBER), "noisy": bool, "share_noisy": bool,
+        "skipped": _TEXT,
+    },
+    "host": {
+        "provider": str, "grad": bool, **dict.fromkeys(("us", "us_20", "us_80"), _NUMBER), "noisy": bool,
+        "skipped": _TEXT,
+    },
+}  # fmt: skip
+"""The types of the values of a document, and of the columns of the rows in its lists."""
 _RESULTS, _PARTIAL = "results.json", "results.partial.json"
 _WRITTEN = ("results.*", "host.*", "overview*.png", "grid-*.png", "suite-*.png")  # patterns of all files of a run
 
@@ -123,7 +131,7 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
         if document[kind]:
             written.append(folder / name)
             with written[-1].open("w", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=_COLUMNS[kind], extrasaction="ignore")
+                writer = csv.DictWriter(file, fieldnames=list(_ROWS[kind]), extrasaction="ignore")
                 writer.writeheader()
                 writer.writerows(document[kind])
     return written
@@ -139,20 +147,30 @@ def load(file: Path) -> dict[str, Any]:
         raise ResultsError(f"{file}: not JSON: {error}; {_EXPECTED}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ResultsError(f"{file}: {_EXPECTED}")
-    if missing := next(_missing(document), None):
-        raise ResultsError(f"{file}: {missing} is missing; {_EXPECTED}")
+    if fault := next(_faults(document), None):
+        raise ResultsError(f"{file}: {fault}; {_EXPECTED}")
     return document
 
 
-def _missing(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what the document of a run lacks: keys, columns of rows, or all measurements."""
-    missing = [key for key in _KEYS if key not in document]
-    yield from missing
-    for kind, columns in _COLUMNS.items() if not missing else ():
+def _faults(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is wrong with the document of a run: a missing value, one of another type, or no measurement."""
+    yield from _wrong("", document, _KEYS)
+    for kind, columns in _ROWS.items():
         for index, row in enumerate(document[kind]):
-            yield from (f"{kind}[{index}].{column}" for column in columns if column not in row)
-    if not missing and not (document["measurements"] or document["host"]):
-        yield "each measurement"
+            yield from _wrong(f"{kind}[{index}].", row, columns)
+    if not (document["measurements"] or document["host"]):
+        yield "each measurement is missing"
+
+
+def _wrong(prefix: str, values: Any, types: Mapping[str, Any]) -> Iterator[str]:
+    if not isinstance(values, dict):
+        yield f"{prefix.rstrip('.')} is {values!r}, not a mapping"
+        return
+    for key, wanted in types.items():
+        if key not in values:
+            yield f"{prefix}{key} is missing"
+        elif not isinstance(values[key], wanted):
+            yield f"{prefix}{key} has a wrong value: {values[key]!r}"
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:

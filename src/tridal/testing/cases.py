@@ -15,7 +15,16 @@ from tridal.testing.roundings import Formulas
 Direction: TypeAlias = Literal["forward", "backward", "double"]
 Layout: TypeAlias = Literal["contiguous", "transposed", "expanded", "sliced", "stepped", "channels_last", "permuted"]
 Values: TypeAlias = Literal[
-    "normal", "small", "subnormal", "shifted", "constant", "dominant", "largest", "some -inf", "row of -inf", "some +inf",
+    "normal",
+    "small",
+    "subnormal",
+    "shifted",
+    "constant",
+    "dominant",
+    "largest",
+    "some -inf",
+    "row of -inf",
+    "some +inf",
     "some nan",
 ]
 Mask: TypeAlias = Literal[
