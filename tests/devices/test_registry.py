@@ -248,7 +248,7 @@ def test_malformed_device_name_raises_unknown_device_error(name):
 
 
 @given(st.text())
-@hypothesis.settings(deadline=None)
+@hypothesis.settings(deadline=None, max_examples=30)
 def test_resolve_of_any_text_returns_a_device_or_an_error_with_the_name(name):
     message = None
     try:

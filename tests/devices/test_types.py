@@ -12,7 +12,7 @@ import pytest
 
 import field_tables
 from backend_helpers import PLUGIN
-from tridal.devices import plans, plugins, types
+from tridal.devices import plugins, types
 from tridal.devices.types import (
     Backend,
     BackendBase,
@@ -97,7 +97,3 @@ def test_documented_sample_passes_strict_mypy(tmp_path: Path) -> None:
         timeout=300,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-def test_programs_are_numbered_with_31_bits() -> None:
-    assert plans.MAX_PROGRAMS == 2**31 - 1

@@ -69,7 +69,7 @@ def test_every_plan_that_passes_computes_the_right_result(dim: int) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_75", "ascend910b", "interpreter"])
 @given(SIZES, SIZES, st.sampled_from([*ITEMSIZE]), st.data())
-@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.settings(deadline=None, max_examples=40)
 def test_plans_of_bundled_backends_pass(arch: str, cols: int, inner: int, dtype: str, data: st.DataObject) -> None:
     """Makes plans for random traits and random resources of the compiled kernel."""
     backend, device = planning.architectures()[arch]

@@ -45,7 +45,7 @@ Probe: TypeAlias = Callable[[KernelConfig], Resources]
 class Backend(Protocol):
     """Protocol of backends. An entry point of the group `tridal.backends` names an instance or a module with this API.
 
-    It has no state. It is hashable, because caches use it as a key. `BackendBase` has defaults for most members.
+    It has no state. `BackendBase` has defaults for most members.
     """
 
     protocol: int
@@ -70,9 +70,6 @@ class Backend(Protocol):
     """Options of the backend by name."""
     install: str
     """One line that tells a user how to install the backend."""
-
-    def __hash__(self) -> int:
-        return object.__hash__(self)
 
     def unavailable(self) -> str | None:
         """Returns why the backend cannot run on this machine, or None if it can. Must be cheap and must not raise."""
