@@ -53,7 +53,7 @@ def _with_heads(factor: Tensor, heads: int) -> Tensor:
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Returns (-second, first) for the halves (first, second)."""
+    """(-second, first) for the halves (first, second)."""
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
 
@@ -65,15 +65,20 @@ def _dtype_of(name: str, named: Named) -> torch.dtype:
     return functools.reduce(torch.promote_types, dtypes)
 
 
+def _wide(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """x, and cos and sin with a dim for the heads, in the dtype in which they are multiplied."""
+    dtype = accumulator(x, cos, sin)
+    return x.to(dtype), _with_heads(cos, heads).to(dtype), _with_heads(sin, heads).to(dtype)
+
+
 def reference(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, reduce: RowReduce, unsqueeze_dim: int, casting: str
 ) -> tuple[Tensor, ...]:
-    """Returns x * cos + rotated(x) * sin for query and key."""
+    """x * cos + rotated(x) * sin for query and key."""
     results = []
     for name, tensor in (("query", query), ("key", key)):
-        wide = accumulator(tensor, cos, sin)
-        x, *factors = (t.to(wide) for t in (tensor, _with_heads(cos, unsqueeze_dim), _with_heads(sin, unsqueeze_dim)))
-        products = x * factors[0], _rotated(x) * factors[1]
+        x, wide_cos, wide_sin = _wide(tensor, cos, sin, unsqueeze_dim)
+        products = x * wide_cos, _rotated(x) * wide_sin
         if casting:
             dtype = torch.promote_types(reduce.dtypes[name], reduce.dtypes["cos"])
             products = reduce.rounded(products[0], dtype), reduce.rounded(products[1], dtype)
@@ -84,16 +89,13 @@ def reference(
 def gradient(
     query_grad: Tensor | None, key_grad: Tensor | None, cos: Tensor, sin: Tensor, reduce: RowReduce, unsqueeze_dim: int
 ) -> tuple[Tensor | None, ...]:
-    """Returns dy * cos - rotated(dy * sin). It does not depend on `casting`: it passes through the rounding."""
-    results: list[Tensor | None] = []
-    for grad in (query_grad, key_grad):
-        if grad is None:
-            results.append(None)
-            continue
-        wide = accumulator(grad, cos, sin)
-        dy, *factors = (t.to(wide) for t in (grad, _with_heads(cos, unsqueeze_dim), _with_heads(sin, unsqueeze_dim)))
-        results.append(dy * factors[0] - _rotated(dy * factors[1]))
-    return tuple(results)
+    """dy * cos - rotated(dy * sin). It does not depend on `casting`: it passes through the rounding."""
+
+    def of_result(grad: Tensor) -> Tensor:
+        dy, wide_cos, wide_sin = _wide(grad, cos, sin, unsqueeze_dim)
+        return dy * wide_cos - _rotated(dy * wide_sin)
+
+    return tuple(None if grad is None else of_result(grad) for grad in (query_grad, key_grad))
 
 
 def _halves(x: Tensor) -> tuple[Tensor, ...]:
@@ -134,10 +136,6 @@ def _result(name: str, source: str, **options: Any) -> Result:
     )
 
 
-def _is_given(source: str, named: Named) -> bool:
-    return named[source] is not None
-
-
 ROTARY_EMBEDDING = Op(
     name=NAME,
     arguments=(
@@ -157,7 +155,7 @@ ROTARY_EMBEDDING = Op(
     saves=("cos", "sin"),
     gradient_numbers=(number("unsqueeze_dim", type="int"),),
     gradient_results=tuple(
-        _result(name, f"{name}_grad", needs=functools.partial(_is_given, f"{name}_grad")) for name in ("query", "key")
+        _result(name, f"{name}_grad", needs=f"{name}_grad") for name in ("query", "key")
     ),
     cases="tridal.library.rotary.cases:ROTARY",
     benchmark="tridal.library.rotary.benchmark:ROTARY",
