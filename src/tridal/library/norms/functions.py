@@ -121,14 +121,15 @@ def _compute(
 
     `of_torch` is torch's function, or None if it does not have the `scaling`, which are further arguments of the op.
     """
-    name, (input, residual), normalized_shape = op.name, tensors, traced_sizes(normalized_shape)
-    if any(_is_torchs(tensor) for tensor in (*tensors, *parameters.values())):
+    name, (input, residual), given = op.name, tensors, (*tensors, *parameters.values())
+    normalized_shape = traced_sizes(normalized_shape)
+    if _torch_only(*given):
         of_torch = of_torch if residual is None else None
         return _by_torch(name, of_torch, normalized_shape, eps, input=input, **parameters, residual=residual)
     check_sizes(name, input, normalized_shape)
     dims = len(normalized_shape)
-    check_arguments(op, op.signature, (*tensors, *parameters.values(), dims, eps, *scaling))
-    input, residual, *others = _autocast(name, *tensors, *parameters.values())
+    check_arguments(op, op.signature, (*given, dims, eps, *scaling))
+    input, residual, *others = _autocast(name, *given)
     mixed = False
     if op is LAYER_NORM:
         mixed = has_mixed_dtypes(
@@ -149,9 +150,9 @@ def _compute(
     return y if residual is None else (y, total)
 
 
-def _is_torchs(tensor: Any) -> bool:
-    """Whether only torch's functions may compute a tensor: it is nested, or has a dtype that kernels do not have."""
-    return isinstance(tensor, Tensor) and (tensor.dtype not in DTYPES or tensor.is_nested)
+def _torch_only(*tensors: Any) -> bool:
+    """Whether one of the tensors is only for torch's functions: nested, or of a dtype that kernels do not have."""
+    return any(isinstance(t, Tensor) and (t.dtype not in DTYPES or t.is_nested) for t in tensors)
 
 
 def _by_torch(op: str, of_torch: Any, normalized_shape: Sequence[int], eps: float | None, **tensors: Any) -> Any:
@@ -171,7 +172,7 @@ def _by_torch(op: str, of_torch: Any, normalized_shape: Sequence[int], eps: floa
         if not input.is_nested:
             check_sizes(op, input, normalized_shape)
         cause = error
-    name, tensor = next((name, tensor) for name, tensor in tensors.items() if _is_torchs(tensor))
+    name, tensor = next((name, tensor) for name, tensor in tensors.items() if _torch_only(tensor))
     check_tensor(op, name, tensor)  # raises LayoutError for a nested one
     expected = "have the dtype float16, bfloat16, float32 or float64"
     hint = "torch's function computes some others, but not this call"
