@@ -43,8 +43,7 @@ MAX_COMPILED_COLS = 8192
 """A compiler fuses norms of at most this many columns with other operations. Rows must begin at aligned addresses."""
 Key = tuple[torch.dtype, torch.dtype | None, bool]
 """The dtype of the input, the dtype of the weight, and whether autocast is enabled."""
-_DISABLED = torch.nn.Parameter.__torch_function__
-"""The `__torch_function__` of subclasses that do not override torch's functions, for example of DTensor."""
+_DISABLED = torch.nn.Parameter.__torch_function__  # also of subclasses that do not override functions, such as DTensor
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class NormForm:
 
     @property
     def compiler_is_faster(self) -> bool:
-        """Whether compiled functions get the operations of the class. docs/models.md has the measurements."""
+        """Whether compiled functions get the operations of the class, see docs/models.md."""
         cols = math.prod(self.shape)
         return 0 < cols <= MAX_COMPILED_COLS and cols % ALIGNMENT == 0
 
@@ -102,16 +101,15 @@ class NormForm:
         """Computes the same by the op's reference in torch's ops, with autocast disabled."""
         with private.without_autocast(x.device.type):
             x, weight, bias, eps = self._tensors(module, x, _parameter(module, self.weight), widens)
-            arguments = len(self.shape), eps
+            dims = len(self.shape)
             if self.op == LAYER_NORM.name:
-                result = row_maths.compute(LAYER_NORM, x, None, weight, bias, *arguments)[0]
+                result = row_maths.compute(LAYER_NORM, x, None, weight, bias, dims, eps)[0]
             else:
-                result = row_maths.compute(RMS_NORM, x, None, weight, *arguments, self.weight_offset, casting)[0]
+                result = row_maths.compute(RMS_NORM, x, None, weight, dims, eps, self.weight_offset, casting)[0]
         assert result is not None
         return result
 
     def _tensors(self, module: Any, x: Tensor, weight: Any, widens: bool) -> tuple[Any, Any, Any, float]:
-        """Returns the input, the weight, the bias and the eps of a call of the module."""
         bias = _parameter(module, self.bias)
         if widens:
             x = x.to(accumulator(x))
@@ -127,11 +125,11 @@ class NormForm:
     def describe(self, module: torch.nn.Module) -> str | None:
         """Returns for which inputs a module computes itself, given the dtype of its parameters, or None."""
         dtypes = {tensor.dtype for tensor in _parameters(module).values()}
-        texts = []
-        for (dtype, weight, autocast), why in self.castings.items():
-            is_told = not autocast and (weight in dtypes if weight is not None else dtype is not torch.float64)
-            if isinstance(why, str) and is_told:
-                texts.append(f"{str(dtype)[6:]} inputs ({why})")
+        texts = [
+            f"{str(dtype)[6:]} inputs ({why})"
+            for (dtype, weight, autocast), why in self.castings.items()
+            if isinstance(why, str) and not autocast and (weight in dtypes if weight else dtype is not torch.float64)
+        ]
         return f"it computes these itself: {', '.join(texts)}" if texts else None
 
 
@@ -140,12 +138,8 @@ def _parameters(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _has_torch_function(tensor: Any) -> bool:
-    """Returns whether torch calls the `__torch_function__` of a tensor's class.
-
-    `torch.overrides.has_torch_function` is true for all tensors in a mode, for example after `set_default_device`.
-    """
-    kind = type(tensor)
-    return tensor is not None and kind is not Tensor and kind.__torch_function__ is not _DISABLED
+    # torch.overrides.has_torch_function is true for all tensors in a mode, for example after `set_default_device`.
+    return tensor is not None and type(tensor) is not Tensor and type(tensor).__torch_function__ is not _DISABLED
 
 
 def _parameter(module: Any, name: str | None) -> Any:
@@ -180,8 +174,7 @@ def _shape(module: torch.nn.Module) -> tuple[int, ...]:
     """Returns the sizes that the module normalizes, for an input of the comparison."""
     for parameter in _parameters(module).values():
         return tuple(parameter.shape)
-    given = getattr(module, "normalized_shape", None)
-    if isinstance(given, (tuple, list)):
+    if isinstance(given := getattr(module, "normalized_shape", None), (tuple, list)):
         return tuple(given)
     sizes = (getattr(module, name, None) for name in ("dim", "hidden_size"))
     return (next((size for size in sizes if isinstance(size, int)), 64),)
@@ -222,7 +215,6 @@ class _Sample:
         self.scope: Any = functools.partial(torch.autocast, device.type, narrow) if autocast else nullcontext
 
     def theirs(self) -> Tensor:
-        """Returns the output of the module's own forward, without hooks."""
         with self.scope():
             result = self.module(self.x)
         if not isinstance(result, Tensor):
@@ -238,8 +230,7 @@ class _Sample:
 
 
 def _compare(recorder: Recorder, device: torch.device, shape: tuple[int, ...]) -> NormForm | str:
-    make_sample = functools.partial(_Sample, recorder, device, shape)
-    sample = make_sample((torch.float32, torch.float32, False))
+    sample = _Sample(recorder, device, shape, (torch.float32, torch.float32, False))
     (expected,) = in_both_modes(recorder, lambda: [sample.theirs()])
     forms = _forms(recorder.module, shape)
     errors = {form: [error(form.reference(sample.module, sample.x), expected, len(shape))] for form in forms}
@@ -250,7 +241,7 @@ def _compare(recorder: Recorder, device: torch.device, shape: tuple[int, ...]) -
         key: Key = (dtype, weight if form.weight else None, autocast)
         if key not in castings:
             try:
-                sample = make_sample(key)
+                sample = _Sample(recorder, device, shape, key)
                 results = sample.expected()
             except Different:
                 raise

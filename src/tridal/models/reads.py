@@ -37,7 +37,7 @@ class Different(Exception):
 
 
 def _fixed(value: Any, owner: Any) -> Any:
-    """Returns the value of an owner's attribute in a hashable form that does not change, or `MayChange`."""
+    """Returns the value of an owner's attribute in a hashable form, or `MayChange`."""
     try:
         return _frozen(value, owner)
     except TypeError as error:
@@ -123,11 +123,7 @@ class Reads:
 
     def __reduce__(self) -> Any:
         """Pickles the origin of each method, because pickle does not find the method of a patched class."""
-        saved = (
-            tuple(value if value[0] is None else (*value[:2], _saved(value[2])) for value in p.values)
-            for p in self.parts
-        )
-        return _loaded, tuple(p._replace(values=values) for p, values in zip(self.parts, saved, strict=True))
+        return _loaded, tuple(p._replace(values=tuple(_saved(*value) for value in p.values)) for p in self.parts)
 
 
 NOTHING = Reads()
@@ -138,16 +134,17 @@ def _inside(module: Any, child: str | None) -> Any:
     return module if child is None else module._modules[child]
 
 
-def _saved(value: Any) -> Any:
-    return ("origin", origin(value)) if isinstance(value, _METHODS) else value
+def _saved(of: Any, name: str, value: Any) -> tuple[Any, str, Any]:
+    is_method = of is not None and isinstance(value, _METHODS)
+    return of, name, ("origin", origin(value)) if is_method else value
 
 
 def _loaded(*parts: _Part) -> Reads:
     """Returns the reads with the methods of this process. A method with another origin counts as changed."""
 
     def load(of: Any, name: str, saved: Any) -> Any:
-        found = saved if of is None else getattr(of, name, Absent)
-        return of, name, found if _saved(found) == saved else saved
+        found = Absent if of is None else getattr(of, name, Absent)
+        return of, name, found if _saved(of, name, found)[2] == saved else saved
 
     return Reads(tuple(p._replace(values=tuple(load(*value) for value in p.values)) for p in parts))
 
