@@ -36,13 +36,13 @@ def test_version_of_torch_has_every_item() -> None:
 
 @pytest.mark.slow("it imports tridal in many processes")
 def test_right_results_without_each_item(pytestconfig: pytest.Config) -> None:
-    """Runs `private_fallbacks.py`, which forks a child for four items (at night, for one) and removes them."""
+    """Runs `private_fallbacks.py`, which forks a child for seven items (at night, for one) and removes them."""
     script = Path(__file__).parents[1] / "helpers" / "private_fallbacks.py"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     items = [item for item in dict.fromkeys(private.ITEMS) if item not in ABSENT]
     if not pytestconfig.getoption("--matrix"):
-        fourth = -(-len(items) // 4)  # neighbours belong to one feature
-        items = [",".join(items[number::fourth]) for number in range(fourth)]
+        children = -(-len(items) // 7)  # neighbours belong to one feature
+        items = [",".join(items[number::children]) for number in range(children)]
     done = subprocess.run(
         [sys.executable, str(script), *items], env=environment, capture_output=True, text=True, timeout=900, check=False
     )
