@@ -23,7 +23,7 @@ import torch
 import third_party_op
 import tridal
 import written_checks
-from tridal.devices import backend_table, entry_points, plugins, registry, setting_layers, settings
+from tridal.devices import backend_table, entry_points, plugins, registry, setting_table, settings
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
 from tridal.kernels.written import WrittenKernel
@@ -139,7 +139,7 @@ def planned(no_calls: None, monkeypatch: pytest.MonkeyPatch) -> list[KernelCall]
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Removes all variables that select settings. The working folder and the user's configuration folder are empty."""
-    for name in [name for name in os.environ if name.startswith(setting_layers.PREFIX) or name == "TRITON_INTERPRET"]:
+    for name in [name for name in os.environ if name.startswith(setting_table.PREFIX) or name == "TRITON_INTERPRET"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ import yaml
 
 from cli_helpers import run, run_json
 from tridal.cli.config import effective
-from tridal.devices import registry, setting_layers, settings
+from tridal.devices import registry, setting_table, settings
 from tridal.errors import TridalError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -54,7 +54,7 @@ def test_json_without_a_file_has_the_defaults_of_every_backend():
     assert {row["source"] for row in report["settings"].values()} == {"default"}
     backends = registry.loaded()
     options = {f"backends.{backend.name}.{option}" for backend in backends for option in backend.options}
-    assert report["settings"].keys() == set(setting_layers.FIELDS) | options
+    assert report["settings"].keys() == set(setting_table.FIELDS) | options
 
 
 def test_table_has_every_value_with_its_source(home):
@@ -103,7 +103,7 @@ def test_configs_has_one_file_for_every_bundled_backend():
 
 def test_default_file_has_the_defaults_of_the_code():
     in_file = effective(settings.read_file(CONFIGS / "default.yaml"))
-    bundled = set(setting_layers.FIELDS) | {
+    bundled = set(setting_table.FIELDS) | {
         f"backends.{entry.name}.{option}"
         for entry in registry.registered()
         if entry.origin.startswith("tridal ") and entry.backend is not None
@@ -120,7 +120,7 @@ def test_default_file_names_the_variable_of_every_setting():
     keys = [(key,) for key in data if key != "backends"]
     keys += [(name, option) for name, section in data["backends"].items() for option in section]
     for line_keys in keys:
-        (line,) = [line for line in text.splitlines() if line.endswith(f"# {setting_layers.variable(*line_keys)}")]
+        (line,) = [line for line in text.splitlines() if line.endswith(f"# {setting_table.variable(*line_keys)}")]
         assert line.strip().startswith(f"{line_keys[-1]}:")
 
 
@@ -194,13 +194,13 @@ def test_wrong_usage_exits_with_2():
 def test_documentation_has_every_setting_and_variable():
     text = (CONFIGS.parent / "docs/configuration.md").read_text()
     bundled = [entry for entry in registry.registered() if entry.origin.startswith("tridal ")]
-    rows = [(key, setting_layers.variable(key), option) for key, option in setting_layers.FIELDS.items()]
+    rows = [(key, setting_table.variable(key), option) for key, option in setting_table.FIELDS.items()]
     for entry in bundled:
         for name, option in registry.get(entry.name).options.items():
-            rows.append((f"backends.{entry.name}.{name}", setting_layers.variable(entry.name, name), option))
+            rows.append((f"backends.{entry.name}.{name}", setting_table.variable(entry.name, name), option))
     for key, variable, option in rows:
         assert f"| `{key}` | `{variable}` | `{option.default}` |" in text
-    for variable in setting_layers.VARIABLES:
+    for variable in setting_table.VARIABLES:
         assert f"| `{variable}` |" in text
 
 
@@ -247,10 +247,10 @@ def test_page_of_environment_variables_has_every_variable_in_the_code():
     first_cells = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("|")]
     in_tables = {name for cell in first_cells for name in re.findall(r"`([A-Z_<>]+)`", cell)}
     bundled = [registry.get(entry.name) for entry in registry.registered() if entry.origin.startswith("tridal ")]
-    options = {setting_layers.variable(backend.name, option) for backend in bundled for option in backend.options}
-    of_fields = map(setting_layers.variable, setting_layers.FIELDS)
-    expected = {*setting_layers.VARIABLES, *of_fields, *options, "TRIDAL_<BACKEND>_<OPTION>"}
-    assert {name for name in in_tables if name.startswith(setting_layers.PREFIX)} == expected
+    options = {setting_table.variable(backend.name, option) for backend in bundled for option in backend.options}
+    of_fields = map(setting_table.variable, setting_table.FIELDS)
+    expected = {*setting_table.VARIABLES, *of_fields, *options, "TRIDAL_<BACKEND>_<OPTION>"}
+    assert {name for name in in_tables if name.startswith(setting_table.PREFIX)} == expected
     files = [file for folder in ("src", "backends") for file in (root / folder).rglob("*.py")]
     sources = [source for source in map(Path.read_text, files) if re.search(r"\benviron\b|\bgetenv\b", source)]
     # A colon follows the names of variables that a child process gets.

@@ -59,7 +59,6 @@ MEMBERS = {
         "options: rows.default: expected even, found 3",
     "Toy.options = {'rows': Option(3, None, lambda value: True)}":
         "options: rows.expected: expected text, found nothing",
-    "Toy.options = {'rows': Option(3, 'even', exit)}": "options: rows.default: expected even, found 3",
     "Toy.options = {'rows': Option([3], 'a list', lambda value: True)}":
         "options: rows.default: expected text, a number, a bool or None, found [3]",
     "Toy.device_type = 'cpu:0'": "device_type: expected a torch.device.type without an index, found 'cpu:0'",

@@ -1,192 +1,257 @@
-"""Settings: sources and their precedence, which file is read, and environment variables."""
+"""Settings in `tridal.use`, the environment and files: values, precedence, and errors with their source."""
 
 from __future__ import annotations
 
-import inspect
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import yaml
 
-from tridal.devices import setting_layers, settings
-from tridal.devices.settings import Settings, current, reload, use
-from tridal.errors import SettingsError
+import tridal
+from backend_helpers import FakeBackend
+from tridal.devices import registry, setting_table, settings
+from tridal.devices.settings import Settings
+from tridal.devices.types import Option
+from tridal.errors import DeviceUnavailableError, SettingsError, UnknownDeviceError
 
+pytestmark = pytest.mark.usefixtures("fresh_registry")
 
-@pytest.fixture(autouse=True)
-def folder(no_settings):
-    """The working folder, which is empty."""
-    return no_settings
-
-
-def write_file(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
+FLAG = Option(False, "true or false", lambda value: isinstance(value, bool))
+FAKE = FakeBackend(options={"size": FakeBackend().options["size"], "fast": FLAG})
 
 
-# -- values and sources
+class Source:
+    """A source of settings. Keys are dotted."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+        self.name, self._monkeypatch, self._stack = name, monkeypatch, stack
+
+    def location(self, key: str) -> str:
+        """The start of an error for a key."""
+        variable = setting_table.variable(*key.removeprefix("backends.").split("."))
+        line = len(key.split("."))
+        return {"file": f"tridal.yaml:{line}", "environment": f"environment {variable}"}.get(self.name, self.name)
+
+    def put(self, key: str, value: object) -> Settings:
+        """Sets a value, and returns the current settings."""
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        if self.name == "tridal.use":
+            return self._stack.enter_context(settings.use(**nested))
+        if self.name == "file":
+            Path("tridal.yaml").write_text(yaml.safe_dump(nested))
+        else:
+            self._monkeypatch.setenv(self.location(key).partition(" ")[2], json.dumps(value))
+        return settings.reload()
 
 
-def test_defaults_have_the_source_default():
-    assert current().device == "auto"
-    assert current().fallback == "torch"
-    assert current().backends == {}
-    assert current().sources == dict.fromkeys(setting_layers.FIELDS, "default")
+SOURCES = ["tridal.use", "environment", "file"]
 
 
-def test_fields_settings_and_use_have_the_same_names():
-    named = {*setting_layers.FIELDS, "backends"}
-    assert {*Settings.__dataclass_fields__} == named | {"sources", "layer"}
-    assert {*inspect.signature(use).parameters} == named - {"plugins"}  # plugins are loaded once in a process
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
+    with ExitStack() as stack:
+        yield Source(request.param, monkeypatch, stack)
 
 
-def test_every_setting_has_valid_default_and_help():
-    for key, option in setting_layers.FIELDS.items():
-        assert option.accepts(option.default), key
-        assert option.expected, key
-        assert option.help, key
+# -- values
 
 
-def test_use_overrides_environment_which_overrides_file(folder, monkeypatch):
-    assert current().fallback == "torch"
-    write_file(
-        folder / "tridal.yaml", "device: aaa\nfallback: error\nbackends:\n  npu:\n    num_programs: 8\n    other: x\n"
-    )
-    assert reload().device == "aaa"
-    monkeypatch.setenv("TRIDAL_DEVICE", "bbb")
-    monkeypatch.setenv("TRIDAL_NPU_NUM_PROGRAMS", "cores")
-    merged = reload()
-    assert (merged.device, merged.fallback) == ("bbb", "error")
-    assert merged.backends == {"npu": {"num_programs": "cores", "other": "x"}}
-    with use(device="ccc", backends={"npu": {"other": "y"}}) as inside:
-        assert inside is current()
-        assert inside.backends == {"npu": {"num_programs": "cores", "other": "y"}}
-        assert inside.sources == {
-            "device": "tridal.use",
-            "fallback": "tridal.yaml:2",
-            "batch_invariant": "default",
-            "dump": "default",
-            "kernel_configs": "default",
-            "plugins": "default",
+def test_every_setting_and_option_has_a_valid_default_and_a_help_text() -> None:
+    assert settings.current().sources == dict.fromkeys(setting_table.FIELDS, "default")
+    options = [option for backend in registry.loaded() for option in backend.options.values()]
+    for option in (*setting_table.FIELDS.values(), *options):
+        assert option.accepts(option.default)
+        assert option.expected
+        assert option.help
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("device", "fake:1", "fake:1"),
+        ("fallback", "error", "error"),
+        ("batch_invariant", True, True),
+        ("batch_invariant", 1, True),
+        ("batch_invariant", 0, False),
+    ],
+)
+def test_value_and_its_source(source: Source, key: str, value: object, expected: object) -> None:
+    found = source.put(key, value)
+    assert (type(getattr(found, key)), getattr(found, key)) == (type(expected), expected)
+    assert found.sources[key] == source.location(key)
+
+
+@pytest.mark.parametrize(("option", "value", "expected"), [("size", 7, 7), ("fast", 1, True), ("size", 1, 1)])
+def test_option_of_a_backend(source: Source, option: str, value: object, expected: object) -> None:
+    assert registry.options(FAKE, settings.current()) == {"size": 4, "fast": False}
+    found = registry.options(FAKE, source.put(f"backends.fake.{option}", value))
+    assert found == {"size": 4, "fast": False, option: expected}
+    assert type(found[option]) is type(expected)
+
+
+def test_use_precedes_environment_which_precedes_file_and_other_options_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        use, environment, file = (Source(name, monkeypatch, stack) for name in SOURCES)
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        assert settings.reload().sources["device"] == "environment TRITON_INTERPRET"
+        for source, device in ((file, "a"), (environment, "b"), (use, "c")):
+            found = source.put("device", device)
+            assert (found.device, found.sources["device"]) == (device, source.location("device"))
+        Path("tridal.yaml").write_text("fallback: error\nbackends: {npu: {num_programs: 8, other: x, third: z}}\n")
+        environment.put("backends.npu.num_programs", "cores")
+    with settings.use(backends={"npu": {"other": "y"}}) as found:
+        assert (found.device, found.fallback) == ("b", "error")
+        assert found.backends == {"npu": {"num_programs": "cores", "other": "y", "third": "z"}}
+        changed = {key: source for key, source in found.sources.items() if source != "default"}
+        assert changed == {
+            "device": "environment TRIDAL_DEVICE",
+            "fallback": "tridal.yaml:1",
             "backends.npu.num_programs": "environment TRIDAL_NPU_NUM_PROGRAMS",
             "backends.npu.other": "tridal.use",
+            "backends.npu.third": "tridal.yaml:2",
         }
-    assert current() is merged
 
 
-DEVICES = st.one_of(st.none(), st.sampled_from(["cpu", "npu", "some:1", "auto"]))
-
-
-@hypothesis.settings(deadline=None)  # this test writes files, which can be slow
-@given(file=DEVICES, variable=DEVICES, argument=DEVICES)
-def test_source_is_the_first_layer_that_has_the_setting(tmp_path_factory, file, variable, argument):
-    path = write_file(tmp_path_factory.mktemp("layers") / "x.yaml", f"\n\ndevice: {file}\n" if file else "")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRIDAL_CONFIG", str(path))
-        if variable:
-            patch.setenv("TRIDAL_DEVICE", variable)
-        reload()
-        with use(device=argument) as changed:
-            by_precedence = [
-                (argument, "tridal.use"),
-                (variable, "environment TRIDAL_DEVICE"),
-                (file, f"{path}:3"),
-                ("auto", "default"),
-            ]
-            assert (changed.device, changed.sources["device"]) == next(pair for pair in by_precedence if pair[0])
-
-
-def test_settings_are_immutable():
-    with use(backends={"npu": {"num_programs": 1}}) as changed:
+def test_settings_are_immutable() -> None:
+    with settings.use(backends={"npu": {"x": 1}}) as found:
+        changed: Any = found
         with pytest.raises(AttributeError):
             changed.device = "cpu"
-        with pytest.raises(TypeError):
-            changed.backends["npu"]["num_programs"] = 2
-        with pytest.raises(TypeError):
-            changed.sources["device"] = "me"
+        for mapping in (found.backends, found.backends["npu"], found.sources):
+            with pytest.raises(TypeError):
+                mapping["x"] = 2  # type: ignore[index]
 
 
-# -- choice of the file
+# -- errors
 
 
-def test_tridal_config_precedes_working_folder_which_precedes_user_folder(folder, monkeypatch):
-    assert settings.config_file() is None
-    users = write_file(folder / "user/tridal/tridal.yaml", "device: users\nfallback: error\n")
-    assert (reload().device, settings.config_file()) == ("users", users)
-    write_file(folder / "tridal.yaml", "device: here\n")
-    assert (reload().device, reload().fallback) == ("here", "torch")  # only one file is read
-    named = write_file(folder / "named.yaml", "device: named\n")
-    monkeypatch.setenv("TRIDAL_CONFIG", str(named))
-    assert (reload().device, reload().sources["device"]) == ("named", f"{named}:1")
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        *(("device", value, "'auto', or a backend's name or a torch device, which can have an index (name:1)")
+          for value in (3, "no such", "auto:0", "cpu:x", False)),
+        *(("fallback", value, "'torch' or 'error'") for value in ("never", False)),
+        *(("batch_invariant", value, "true or false") for value in (2, "maybe", 1.0)),
+    ],
+)  # fmt: skip
+def test_wrong_value_gives_source_key_expected_and_found(
+    source: Source, key: str, value: object, expected: str
+) -> None:
+    before = settings.current()
+    with pytest.raises(SettingsError) as raised:
+        source.put(key, value)
+    assert str(raised.value) == f"{source.location(key)}: {key}: expected {expected}, found {value!r}"
+    if source.name == "tridal.use":
+        assert settings.current() is before
+    else:
+        with pytest.raises(SettingsError):
+            settings.current()
 
 
-def test_user_folder_is_dot_config_without_xdg_config_home(tmp_path, monkeypatch):
-    monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write_file(tmp_path / ".config/tridal/tridal.yaml", "device: home\n")
-    assert reload().device == "home"
-    named = write_file(tmp_path / "named.yaml", "device: tilde\n")
-    monkeypatch.setenv("TRIDAL_CONFIG", f"~/{named.name}")
-    assert reload().device == "tilde"
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("size", "many", "expected a number above 0, found 'many'"),
+        ("szie", 1, "backend 'fake' has no such option; did you mean 'size'? (known: fast, size)"),
+    ],
+)
+def test_wrong_option_gives_source_key_expected_and_found(
+    source: Source, key: str, value: object, expected: str
+) -> None:
+    key = f"backends.fake.{key}"
+    with pytest.raises(SettingsError) as raised:
+        registry.options(FAKE, source.put(key, value))
+    assert str(raised.value) == f"{source.location(key)}: {key}: {expected}"
 
 
-def test_missing_file_in_tridal_config_raises(monkeypatch):
-    monkeypatch.setenv("TRIDAL_CONFIG", "nowhere.yaml")
-    with pytest.raises(SettingsError, match=r"nowhere\.yaml: cannot be read: No such file"):
-        reload()
+def test_section_of_an_unknown_backend_raises_at_each_lookup_with_a_suggestion(source: Source) -> None:
+    registry.serving("cpu")
+    key = "backends.npuu.num_programs"
+    source.put(key, 1)
+    near = "'TRIDAL_NPU_NUM_PROGRAMS'" if source.name == "environment" else "'npu'"
+    for _ in range(2):
+        with pytest.raises(SettingsError) as raised:
+            registry.serving("cpu")
+        message = f"{source.location(key)}: {key}: no backend is called 'npuu'; did you mean {near}"
+        assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("fake", "'fake' is not available here: no driver. To get it: pip install fake. "),
+        ("other:7", "'other:7' is not here: backend 'other' has 2 dev"),
+        ("interpeter", "no device is called 'interpeter'; did you mean 'interpreter'?"),
+    ],
+)
+def test_error_for_a_device_that_cannot_be_used_names_its_source(source: Source, device: str, message: str) -> None:
+    registry.register(FakeBackend(reason="no driver"))
+    registry.register(FakeBackend("other", device_type="othertype"))
+    source.put("device", device)
+    with pytest.raises((DeviceUnavailableError, UnknownDeviceError)) as raised:
+        tridal.device()
+    assert str(raised.value).startswith(f"{source.location('device')}: device: {message}")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"backends": 5}, "tridal.use: backends: expected a mapping, found 5"),
+        ({"backends": {"npu": 5}}, "tridal.use: backends.npu: expected a mapping, found 5"),
+    ],
+)
+def test_section_that_is_no_mapping_is_an_error(given: Any, message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        settings.use(**given)
+    assert str(raised.value) == message
+
+
+def test_options_of_a_broken_plugin_are_not_checked(install_plugin: Any) -> None:
+    install_plugin("badly", {"bad": "badly:backend"}, "raise RuntimeError")
+    with settings.use(backends={"bad": {"x": 1}}):
+        assert registry.serving("cpu") is None
 
 
 # -- environment variables
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    ("name", "value", "message"),
     [
-        ("TRIDAL_DEVCE", "cpu", ["environment TRIDAL_DEVCE: no such setting", "did you mean 'TRIDAL_DEVICE'?"]),
-        ("TRIDAL_", "cpu", ["environment TRIDAL_: no such setting", "TRIDAL_<BACKEND>_<OPTION>"]),
-        ("TRIDAL__X", "cpu", ["environment TRIDAL__X: no such setting"]),
-        ("TRIDAL_KERNELIZE", "7", ["environment TRIDAL_KERNELIZE: expected 1 or 0, found '7'"]),
-        ("TRIDAL_LOG_CALLS", "all", ["environment TRIDAL_LOG_CALLS: expected 1 or 0, found 'all'"]),
+        ("TRIDAL_DEVCE", "cpu", "no such setting; did you mean 'TRIDAL_DEVICE'? (known: TRIDAL_CONFIG, TRIDAL_"),
+        ("TRIDAL_device", "cpu", "no such setting; did you mean 'TRIDAL_DEVICE'? (known: "),
+        ("TRIDAL_config", "x", "no such setting; did you mean 'TRIDAL_CONFIG'? (known: "),
+        ("TRIDAL_Fake_Size", "1", "no such setting (known: "),
+        ("TRIDAL_", "cpu", "no such setting (known: "),
+        ("TRIDAL__X", "cpu", "no such setting (known: "),
+        ("TRIDAL_KERNELIZE", "7", "expected 1 or 0, found '7'"),
     ],
 )
-def test_wrong_variable_gives_its_name_expected_and_found(monkeypatch, name, value, expected):
+def test_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError) as raised:
-        reload()
-    for part in expected:
-        assert part in str(raised.value)
+        settings.reload()
+    assert str(raised.value).startswith(f"environment {name}: {message}")
 
 
-def test_variables_of_backends_are_parsed_as_yaml_scalars(monkeypatch):
-    monkeypatch.setenv("TRIDAL_NPU_NUM_PROGRAMS", "32")
-    monkeypatch.setenv("TRIDAL_NPU_CHECKED", "true")
-    monkeypatch.setenv("TRIDAL_NPU_NAME", "'32'")
-    monkeypatch.setenv("TRIDAL_NPU_LIST", "[1, 2")
-    assert reload().backends == {"npu": {"num_programs": 32, "checked": True, "name": "32", "list": "[1, 2"}}
-    assert current().sources["backends.npu.num_programs"] == "environment TRIDAL_NPU_NUM_PROGRAMS"
-
-
-def test_empty_variable_is_ignored(monkeypatch):
-    monkeypatch.setenv("TRIDAL_DEVICE", "")
+def test_variables_of_backends_are_parsed_as_yaml_scalars_and_empty_ones_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = {"NUM_PROGRAMS": "32", "CHECKED": "true", "NAME": "'32'", "LIST": "[1, 2]", "OCTAL": "010", "EMPTY": " "}
+    for name, text in texts.items():
+        monkeypatch.setenv(f"TRIDAL_NPU_{name}", text)
     monkeypatch.setenv("TRIDAL_CONFIG", "")
-    assert reload().sources["device"] == "default"
+    expected = {"num_programs": 32, "checked": True, "name": "32", "list": "[1, 2]", "octal": "010"}
+    assert settings.reload().backends == {"npu": expected}
 
 
-# -- reading
-
-
-def test_wrong_file_changes_no_setting_and_raises_again(folder):
-    assert current().device == "auto"
-    write_file(folder / "tridal.yaml", "device: cpu\nfallback: nonsense\n")
-    for attempt in (reload, current, current):
-        with pytest.raises(SettingsError, match="fallback"):
-            attempt()
-    write_file(folder / "tridal.yaml", "device: cpu\n")
-    assert current().device == "cpu"
-
-
-def test_text_of_settings_has_no_layers():
-    assert "layer" not in repr(current())
+@pytest.mark.parametrize("value", ["1", "YES", " on ", "true", "", "0", "off"])
+def test_flag_reads_a_boolean_variable(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("TRIDAL_LOG_CALLS", value)
+    assert settings.flag("TRIDAL_LOG_CALLS") == (value not in ("", "0", "off"))

@@ -13,7 +13,7 @@ from rich.table import Table
 from tridal.cli.output import console, escape, print_json, table
 from tridal.cli.stdout import stdout
 from tridal.devices import registry, settings, settings_file
-from tridal.devices.setting_layers import DEFAULT, FIELDS
+from tridal.devices.setting_table import DEFAULT, FIELDS
 from tridal.devices.settings import Settings
 from tridal.errors import DeviceUnavailableError, SettingsError, TridalError
 

@@ -14,7 +14,7 @@ from tridal import __version__
 from tridal.cli import broken, tested_versions
 from tridal.cli.config import effective, settings_table
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
-from tridal.devices import registry, setting_layers, settings, settings_file
+from tridal.devices import registry, setting_table, settings, settings_file
 from tridal.devices.architectures import find_architectures
 from tridal.devices.entry_points import describe_error, unreadable
 from tridal.devices.types import ITEMSIZE
@@ -197,10 +197,10 @@ def _fallbacks() -> list[str]:
 def _notes() -> list[str]:
     """Returns one line for each part of the user's environment that tridal ignores."""
     lines = [f"the settings in {path} are ignored: {reason}" for path, reason in settings_file.ignored()]
-    name = setting_layers.TRITON_INTERPRET
+    name = setting_table.TRITON_INTERPRET
     with suppress(SettingsError):
         source = settings.current().sources["device"]
-        if setting_layers.triton_layer() and source != setting_layers.ENVIRONMENT + name:
+        if setting_table.triton_interprets() and source != setting_table.ENVIRONMENT + name:
             lines.append(
                 f"{name} is set, but {source} selects the device. Unset {name}: a program that imports triton "
                 "before tridal compiles its first kernel could not compile it"

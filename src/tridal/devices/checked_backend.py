@@ -13,7 +13,7 @@ from typing import Any, NoReturn, get_type_hints
 
 from tridal.devices.entry_points import describe_error, one_line
 from tridal.devices.plugin_data import Rule, instance_of, integer, rebuilt, wrong_fields
-from tridal.devices.setting_layers import describe_value
+from tridal.devices.setting_table import describe_value
 from tridal.devices.types import (
     Backend,
     BackendBase,

@@ -8,7 +8,6 @@ from typing import Any
 
 from tridal.devices.plugin_data import wrong_fields
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE, SCHEDULES, KernelConfig, Problem
-from tridal.devices.yaml_file import parse_text
 from tridal.errors import SettingsError, nearest
 
 EXPECTED = "a list of mappings with the keys kernel, dtype, cols and config"
@@ -42,16 +41,13 @@ class ConfigOverride:
         return KernelConfig(**{"programs_per_row": blocks, **given})
 
 
-def parse(value: object, location: str) -> tuple[ConfigOverride, ...] | None:
-    """Returns the overrides in a value: a list of mappings, or YAML text of such a list.
+def parse(entries: Sequence[object] | None, location: str) -> tuple[ConfigOverride, ...] | None:
+    """Returns the overrides in a list of mappings.
 
     Raises SettingsError for a wrong value. The message has the `location`, the index in the list and the key.
     """
-    entries = parse_text(value) if isinstance(value, str) else value
     if entries is None:
         return None
-    if isinstance(entries, str) or not isinstance(entries, Sequence):
-        raise SettingsError(f"{location}: expected {EXPECTED}, found {entries!r}")
     return tuple(_override(entry, f"{location}[{index}]") for index, entry in enumerate(entries))
 
 

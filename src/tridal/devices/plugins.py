@@ -19,7 +19,7 @@ from tridal.devices.backend import UPGRADES
 from tridal.devices.checked_backend import ATTRIBUTES, CheckedBackend
 from tridal.devices.entry_points import describe_error, entry_points, is_bundled, load
 from tridal.devices.plugin_data import Rule, instance_of, rebuilt, wrong_fields
-from tridal.devices.setting_layers import checked_value, describe_value
+from tridal.devices.setting_table import checked_value, describe_value
 from tridal.devices.settings import Settings
 from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, SCHEDULES, Backend, Option
 from tridal.errors import SettingsError, nearest

@@ -27,7 +27,7 @@ from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, TORCH_ONLY
 from tridal.devices.plugins import HOST as HOST
 from tridal.devices.plugins import Registered as Registered
-from tridal.devices.setting_layers import checked_value, nearest_variable, parse_device, variable
+from tridal.devices.setting_table import checked_value, nearest_variable, parse_device, variable
 from tridal.devices.settings import Settings, current
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, SettingsError, nearest

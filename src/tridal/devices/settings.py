@@ -7,27 +7,20 @@ unchecked, and `tridal.devices.registry` checks them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import _GeneratorContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tridal.devices import settings_file
+from tridal.devices import setting_table, settings_file
 from tridal.devices.config_override import ConfigOverride
 from tridal.devices.lock import LOCK
-from tridal.devices.setting_layers import (
-    DEFAULT,
-    FIELDS,
-    Layer,
-    argument_layer,
-    environment_layer,
-    file_layer,
-    triton_layer,
-)
-from tridal.devices.setting_layers import flag as flag
+from tridal.devices.setting_table import CONFIG, FIELDS, Entry, is_section
+from tridal.devices.setting_table import flag as flag
 from tridal.devices.settings_file import config_file as config_file
 from tridal.errors import SettingsError
 
@@ -46,34 +39,49 @@ class Settings:
     """Options by backend and name. Only options that were set are present. `registry.options` checks them."""
     sources: Mapping[str, str]
     """Source of each value by dotted key: "default", "environment TRIDAL_DEVICE", "tridal.use" or "file:line"."""
-    layer: Layer = field(repr=False)
-    """All values and their sources, from which the other fields are made."""
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Settings:
-        """Returns the same object, because it is immutable."""
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Supports pickle, which cannot store read-only mappings."""
-        return _of_layer, (self.layer,)
 
 
-def _of_layer(layer: Layer) -> Settings:
-    """Returns the settings with the values and sources of a layer that has all of `FIELDS`."""
-    backends: dict[str, dict[str, object]] = {}
-    for keys, (value, _) in layer.items():
-        if keys[0] == "backends":
-            backends.setdefault(keys[1], {})[keys[2]] = value
-    fields: dict[str, Any] = {keys[0]: value for keys, (value, _) in layer.items() if keys[0] in FIELDS}
-    return Settings(
-        **fields,
-        backends=MappingProxyType({name: MappingProxyType(section) for name, section in backends.items()}),
-        sources=MappingProxyType({".".join(keys): source for keys, (_, source) in layer.items()}),
-        layer=layer,
-    )
+def _checked(entries: Iterable[Entry]) -> list[Entry]:
+    """Returns the entries with their values checked. Raises SettingsError for the first mistake.
+
+    Options of backends are not checked.
+    """
+    checked: list[Entry] = []
+    for keys, source, value in entries:
+        if isinstance(value, SettingsError):
+            raise value
+        if not is_section(keys):
+            if keys[0] != "backends":
+                value = setting_table.checked_setting(keys[0], value, source)
+            checked.append((keys, source, value))
+        elif value is not None:  # None is a file or a section with all its lines commented out
+            where, example = (f": {'.'.join(keys)}", "") if keys else ("", " such as 'device: auto'")
+            found = setting_table.describe_value(value)
+            raise SettingsError(f"{source}{where}: expected a mapping{example}, found {found}")
+    return checked
 
 
-_DEFAULTS: Layer = {(key,): (option.default, DEFAULT) for key, option in FIELDS.items()}
+def _merged(base: Settings, entries: Iterable[Entry]) -> Settings:
+    """Returns `base` with the values of checked entries, of which later ones take precedence."""
+    fields: dict[str, Any] = {key: getattr(base, key) for key in FIELDS}
+    backends = {name: dict(section) for name, section in base.backends.items()}
+    sources = dict(base.sources)
+    for keys, source, value in entries:
+        sources[".".join(keys)] = source
+        if len(keys) == 1:
+            fields[keys[0]] = value
+        else:
+            _, name, option = keys
+            backends.setdefault(name, {})[option] = value
+    sections = MappingProxyType({name: MappingProxyType(section) for name, section in backends.items()})
+    return Settings(**fields, backends=sections, sources=MappingProxyType(sources))
+
+
+_DEFAULTS = Settings(
+    **{key: option.default for key, option in FIELDS.items()},  # type: ignore[arg-type]
+    backends=MappingProxyType({}),
+    sources=MappingProxyType(dict.fromkeys(FIELDS, setting_table.DEFAULT)),
+)
 _base: Settings | None = None  # from defaults, file and environment; None until the first use
 _context: ContextVar[Settings | None] = ContextVar("tridal_settings", default=None)  # set inside a `use` block
 _blocks: ContextVar[tuple[list[Settings], ...]] = ContextVar("tridal_use_blocks", default=())  # outermost first
@@ -114,9 +122,14 @@ def reload() -> Settings:
     with LOCK:
         _base = None
         _overlays.clear()
-        path = config_file()
-        in_file = {} if path is None else file_layer(path, named_by=settings_file.named_by())
-        _base = _of_layer(_DEFAULTS | triton_layer() | in_file | environment_layer())
+        entries: list[Entry] = []
+        if setting_table.triton_interprets():
+            source = setting_table.ENVIRONMENT + setting_table.TRITON_INTERPRET
+            entries.append((("device",), source, setting_table.INTERPRETER))
+        if (path := config_file()) is not None:
+            named_by = f"{setting_table.ENVIRONMENT}{CONFIG}: " if os.environ.get(CONFIG) else ""
+            entries += _file_entries(path, named_by)
+        _base = _merged(_DEFAULTS, _checked(chain(entries, setting_table.environment_entries())))
         settings_file.warn_of_ignored()
         return _base
 
@@ -133,18 +146,29 @@ def read_file(path: str | os.PathLike[str]) -> Settings:
         >>> settings.fallback, settings.sources["fallback"]
         ('error', 'mine.yaml:1')
     """
-    return _of_layer(_DEFAULTS | file_layer(Path(path)))
+    return _merged(_DEFAULTS, _checked(_file_entries(Path(path))))
 
 
 def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsError]:
-    """Yields every mistake in a file. Then yields, for each correct setting, Settings with only this one changed."""
-    mistakes: list[SettingsError] = []
+    """Yields, for each setting in a file, its mistake, or Settings with only this one changed."""
     try:
-        layer = file_layer(Path(path), mistakes)
+        for entry in _file_entries(Path(path)):
+            try:
+                yield _merged(_DEFAULTS, _checked([entry]))
+            except SettingsError as error:
+                yield error
     except SettingsError as error:  # the file cannot be read
-        mistakes, layer = [error], {}
-    yield from mistakes
-    yield from (_of_layer(_DEFAULTS | {keys: value}) for keys, value in layer.items())
+        yield error
+
+
+def _file_entries(path: Path, prefix: str = "") -> Iterator[Entry]:
+    """Yields the settings in a file. The error for a file that cannot be read starts with `prefix`."""
+    from tridal.devices import yaml_file  # imports yaml, which most programs do not need
+
+    try:
+        yield from yaml_file.entries(path, is_section)
+    except OSError as error:
+        raise SettingsError(f"{prefix}{path}: cannot be read: {error.strerror or error}") from error
 
 
 def use(
@@ -172,19 +196,19 @@ def use(
     arguments: dict[str, Any] = {"device": device, "fallback": fallback, "backends": backends}
     arguments |= {"batch_invariant": batch_invariant, "dump": dump, "kernel_configs": kernel_configs}
     changes = {key: value for key, value in arguments.items() if value is not None}
-    return _overlaid(argument_layer(changes, "tridal.use"))
+    return _overlaid(_checked(setting_table.mapping_entries(changes, "tridal.use")))
 
 
 @contextmanager
-def _overlaid(layer: Layer) -> Iterator[Settings]:
+def _overlaid(entries: Sequence[Entry]) -> Iterator[Settings]:
     # Equal `use` blocks share one object. Caches with settings as keys then hit, and do not grow in a loop.
-    key = (current(), repr(sorted(layer.items())))
+    key = (current(), repr(entries))
     settings = _overlays.get(key)  # without the lock, which a thread holds while it compiles or interprets
     if settings is None:
         with LOCK:
             if len(_overlays) >= 64:
                 _overlays.clear()
-            settings = _overlays.setdefault(key, _of_layer(current().layer | layer))
+            settings = _overlays.setdefault(key, _merged(current(), entries))
     with restored(settings):
         yield settings
 

@@ -7,14 +7,13 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from tridal.devices.yaml_file import read_bytes
+from tridal.devices.setting_table import CONFIG
 
 NAME = "tridal.yaml"
-VARIABLE = "TRIDAL_CONFIG"
 _SIMILAR_NAMES = ("tridal.yml", ".tridal.yaml", ".tridal.yml")
-_USER_NAMES = ("config.yaml", "config.yml")
 _TOML = "pyproject.toml"
 _TOML_TABLE = re.compile(rb"^\s*\[\s*tool\s*\.\s*tridal\s*[.\]]", re.MULTILINE)
 
@@ -33,34 +32,31 @@ def config_file() -> Path | None:
         >>> str(tridal.settings.config_file())
         'mine.yaml'
     """
-    explicit = os.environ.get(VARIABLE)
+    explicit = os.environ.get(CONFIG)
     if explicit:
         return Path(os.path.expanduser(explicit))
     candidates = (folder / NAME for folder in (*_project_folders(), _user_folder()))
     return next((path for path in candidates if os.path.lexists(path)), None)
 
 
-def named_by() -> str:
-    """Returns "environment TRIDAL_CONFIG: " if that names the settings file, else ""."""
-    return f"environment {VARIABLE}: " if os.environ.get(VARIABLE) else ""
-
-
 def ignored() -> Iterator[tuple[Path, str]]:
     """Yields the files that a user can mistake for the settings file in force, and why tridal does not read them."""
-    used, user = config_file(), _user_folder()
-    for folder in (*_project_folders(), user):
-        if used is not None and os.path.lexists(folder / NAME) and not _same(folder / NAME, used):
+    used = config_file()
+    used_path = used and os.path.realpath(used)
+    for folder in (*_project_folders(), _user_folder()):
+        if used and os.path.lexists(folder / NAME) and os.path.realpath(folder / NAME) != used_path:
             yield folder / NAME, f"{used} takes its place, because only one settings file is read"
-        for path in (folder / name for name in (*_SIMILAR_NAMES, *_USER_NAMES * (folder == user))):
-            if os.path.isfile(path) and (used is None or not _same(path, used)):
+        for path in (folder / name for name in _SIMILAR_NAMES):
+            if os.path.isfile(path) and os.path.realpath(path) != used_path:
                 yield path, f"only a file with the name {NAME} is read; rename it"
-        if _has_toml_table(folder / _TOML):
-            yield folder / _TOML, f"[tool.tridal] is not read; move the settings to {NAME} in the same folder"
+        with suppress(OSError):
+            if _TOML_TABLE.search((folder / _TOML).read_bytes()):
+                yield folder / _TOML, f"[tool.tridal] is not read; move the settings to {NAME} in the same folder"
 
 
 def warn_of_ignored() -> None:
     """Logs a warning for each file with a wrong name, once per process, unless `TRIDAL_CONFIG` names the file."""
-    if not os.environ.get(VARIABLE):
+    if not os.environ.get(CONFIG):
         for path, reason in ignored():
             if path.name != NAME:
                 _warn(path, reason)
@@ -79,16 +75,5 @@ def _project_folders() -> tuple[Path, ...]:
         return (Path(),)
 
 
-def _same(first: Path, second: Path) -> bool:
-    return os.path.realpath(first) == os.path.realpath(second)
-
-
 def _user_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config"), "tridal")
-
-
-def _has_toml_table(path: Path) -> bool:
-    try:
-        return _TOML_TABLE.search(read_bytes(path)) is not None
-    except OSError:
-        return False

@@ -1,6 +1,6 @@
-"""The settings and their values in the environment and in a file, as layers: the value and source of each setting.
+"""The table of settings: their defaults, checks and environment variables.
 
-A layer contains the options of backends without a check, because this module does not know the backends.
+It does not know the backends, so `tridal.devices.registry` checks their options.
 """
 
 from __future__ import annotations
@@ -8,17 +8,25 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tridal.devices import config_override, settings_file, yaml_file
+from tridal.devices import config_override
 from tridal.devices.types import Option
-from tridal.devices.yaml_file import Entry, KeyPath
 from tridal.errors import SettingsError, UnknownDeviceError, nearest
+
+KeyPath: TypeAlias = tuple[str, ...]
+"""`("device",)`, or `("backends", name, option)`."""
+Entry: TypeAlias = tuple[KeyPath, str, object]
+"""The keys of a value, its source, and the value, or a SettingsError for a mistake in it."""
 
 DEVICE_PATTERN = re.compile(r"(?!auto:)(?P<name>[A-Za-z][A-Za-z0-9_]*)(:(?P<index>[0-9]+))?")
 """Matches "auto", and a backend's name or a torch device type with an optional index."""
+
+
+def _boolean(default: bool, help: str) -> Option:
+    return Option(default, "true or false", lambda value: isinstance(value, bool), help)
+
 
 FIELDS: Mapping[str, Option] = {
     "device": Option(
@@ -33,11 +41,9 @@ FIELDS: Mapping[str, Option] = {
         accepts=lambda value: value in ("torch", "error"),
         help="for tensors that no backend serves: 'torch' computes them with torch, 'error' raises an error",
     ),
-    "batch_invariant": Option(
-        default=False,
-        expected="true or false",
-        accepts=lambda value: isinstance(value, bool),
-        help="whether a row's result is bitwise the same in every batch",
+    "batch_invariant": _boolean(
+        False,
+        "whether a row's result is bitwise the same in every batch",
     ),
     "dump": Option(
         default=None,
@@ -48,7 +54,7 @@ FIELDS: Mapping[str, Option] = {
     "kernel_configs": Option(
         default=None,
         expected=config_override.EXPECTED,
-        accepts=lambda value: value is None or isinstance(value, (str, list, tuple)),
+        accepts=lambda value: value is None or isinstance(value, (list, tuple)),
         help="kernel configurations for a GPU that was not measured, by kernel, dtype and columns",
     ),
     "plugins": Option(
@@ -60,9 +66,10 @@ FIELDS: Mapping[str, Option] = {
 }
 """All settings except the backends' options. To add one, also add a field to `Settings` and a parameter to `use`."""
 
+CONFIG = "TRIDAL_CONFIG"
 FLAGS = ("TRIDAL_OVERRIDE_TORCH", "TRIDAL_LOG_CALLS", "TRIDAL_KERNELIZE")
 """Boolean environment variables that are not settings. `flag` reads them."""
-VARIABLES = (settings_file.VARIABLE, *FLAGS)
+VARIABLES = (CONFIG, *FLAGS)
 """Environment variables that are not settings. `variable` returns the variable of a setting."""
 
 TRITON_INTERPRET = "TRITON_INTERPRET"
@@ -74,9 +81,6 @@ _TRUE = ("1", "true", "yes", "on")
 PREFIX = "TRIDAL_"
 DEFAULT = "default"
 ENVIRONMENT = "environment "
-
-Layer: TypeAlias = dict[KeyPath, tuple[object, str]]
-"""(value, source) of each changed setting."""
 
 
 def describe_value(value: object) -> str:
@@ -113,14 +117,27 @@ def checked_value(option: Option, value: object, location: str) -> object:
     is_flag = isinstance(option.default, bool) and type(value) is int and value in (0, 1)
     found = bool(value) if is_flag else value
     try:
-        accepted = bool(option.accepts(found))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # of a plugin: for example, a comparison of a string with a number
+        accepted = option.accepts(found)
+    except Exception:  # of a plugin: for example, a comparison of a string with a number
         accepted = False
     if not accepted:
         raise SettingsError(f"{location}: expected {option.expected}, found {describe_value(value)}")
     return found
+
+
+def checked_setting(key: str, value: object, source: str) -> object:
+    """Returns the value of a setting, not of a backend's option. Raises SettingsError if the key or value is wrong."""
+    if key not in FIELDS:
+        known = [*FIELDS, "backends"]
+        raise SettingsError(f"{source}: no setting is called {key!r}{nearest(key, known)} (known: {', '.join(known)})")
+    location = f"{source}: {key}"
+    found: Any = checked_value(FIELDS[key], value, location)
+    return config_override.parse(found, location) if key == "kernel_configs" else found
+
+
+def is_section(keys: KeyPath) -> bool:
+    """Returns whether the value of a path of keys is a mapping: all settings, all backends, or those of a backend."""
+    return not keys or (keys[0] == "backends" and len(keys) < 3)
 
 
 def flag(name: str) -> bool:
@@ -131,33 +148,15 @@ def flag(name: str) -> bool:
     return value in _TRUE
 
 
-def triton_layer() -> Layer:
-    """Returns the device that Triton's own variable selects."""
-    chosen = os.environ.get(TRITON_INTERPRET, "").strip().lower() in (*_TRUE, "y")
-    return {("device",): (INTERPRETER, ENVIRONMENT + TRITON_INTERPRET)} if chosen else {}
+def triton_interprets() -> bool:
+    """Returns whether Triton's own variable selects its interpreter."""
+    return os.environ.get(TRITON_INTERPRET, "").strip().lower() in (*_TRUE, "y")
 
 
-def file_layer(path: Path, mistakes: list[SettingsError] | None = None, named_by: str = "") -> Layer:
-    """Returns the settings in a file. Raises SettingsError, or appends mistakes in values to `mistakes`.
-
-    The error for a file that cannot be read starts with `named_by`.
-    """
-    return _layer(yaml_file.entries(path, _is_section, named_by), mistakes)
-
-
-def environment_layer() -> Layer:
-    """Returns the settings in the environment. Raises SettingsError for a wrong variable or value, also of `FLAGS`."""
+def environment_entries() -> Iterator[Entry]:
+    """Yields the settings in the environment. Raises SettingsError for an unknown variable or a wrong flag."""
     for name in FLAGS:
         flag(name)
-    return _layer(_environment())
-
-
-def argument_layer(arguments: Mapping[Any, Any], source: str) -> Layer:
-    """Returns the settings in nested mappings with the structure of the file. Raises SettingsError for a mistake."""
-    return _layer(_flat(arguments, source))
-
-
-def _environment() -> Iterator[Entry]:
     for name, text in sorted(os.environ.items()):
         if not name.startswith(PREFIX) or name in VARIABLES or not text.strip():
             continue
@@ -167,51 +166,15 @@ def _environment() -> Iterator[Entry]:
         if not all(keys) or name != name.upper():  # names that differ in case only could contradict each other
             known = ", ".join([*VARIABLES, *map(variable, FIELDS), f"{PREFIX}<BACKEND>_<OPTION>"])
             raise SettingsError(f"{source}: no such setting{nearest_variable(source)} (known: {known})")
-        yield keys, source, yaml_file.parse_text(text, scalar=True)
+        from tridal.devices import yaml_file  # imports yaml, which most programs do not need
+
+        yield keys, source, yaml_file.parse_text(text, scalar=key != "kernel_configs")
 
 
-def _flat(value: object, source: str, keys: KeyPath = ()) -> Iterator[Entry]:
-    if _is_section(keys) and isinstance(value, Mapping):
+def mapping_entries(value: object, source: str, keys: KeyPath = ()) -> Iterator[Entry]:
+    """Yields the settings in nested mappings with the structure of the file."""
+    if is_section(keys) and isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(inner, source, (*keys, str(key)))
+            yield from mapping_entries(inner, source, (*keys, str(key)))
     else:
         yield keys, source, value
-
-
-def _is_section(keys: KeyPath) -> bool:
-    """Returns whether the value of a path of keys is a mapping: all settings, all backends, or those of a backend."""
-    return not keys or (keys[0] == "backends" and len(keys) < 3)
-
-
-def _layer(entries: Iterable[Entry], mistakes: list[SettingsError] | None = None) -> Layer:
-    """Checks entries. Raises SettingsError for the first mistake, or appends every mistake to `mistakes`."""
-    layer: Layer = {}
-    for keys, source, value in entries:
-        try:
-            if not _is_section(keys):
-                layer[keys] = _checked(keys, value, source), source
-            elif isinstance(value, SettingsError):
-                raise value
-            elif value is not None:  # None is a file or a section with all its lines commented out
-                where, example = (f": {'.'.join(keys)}", "") if keys else ("", " such as 'device: auto'")
-                raise SettingsError(f"{source}{where}: expected a mapping{example}, found {describe_value(value)}")
-        except SettingsError as error:
-            if mistakes is None:
-                raise
-            mistakes.append(error)
-    return layer
-
-
-def _checked(keys: KeyPath, value: object, source: str) -> object:
-    """Returns a value. Raises SettingsError for a wrong one; options of backends are not checked."""
-    key = keys[0]
-    if isinstance(value, SettingsError):
-        raise value
-    if key == "backends":
-        return value
-    if key not in FIELDS:
-        known = [*FIELDS, "backends"]
-        raise SettingsError(f"{source}: no setting is called {key!r}{nearest(key, known)} (known: {', '.join(known)})")
-    location = f"{source}: {key}"
-    found = checked_value(FIELDS[key], value, location)
-    return config_override.parse(found, location) if key == "kernel_configs" else found
