@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import resource
 import signal
 from datetime import datetime
 from pathlib import Path
@@ -43,17 +40,6 @@ def test_interrupted_run_keeps_its_measurements(monkeypatch: pytest.MonkeyPatch,
     assert len(measurements("out/results.json")) == 2
     assert ", interrupted" in Path("out", "results.md").read_text()
     assert not Path("out", "results.partial.json").exists()
-
-
-def test_run_that_is_interrupted_before_its_first_result_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measuring, "measure_host_times", interrupt)
-    result = run("bench", "--host", "--device", "cpu", "--output", "out", code=130)
-    assert result.stdout == ""
-    assert "interrupted after 0 of 1 measurement" in result.stderr
-    assert not Path("out").exists()
 
 
 def test_runs_without_output_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,30 +86,11 @@ def test_folder_that_cannot_be_written_is_an_error_before_the_run(
     assert bench(*SMALL, "--output", folder, code=1) == f"tridal: {reason}\n"
 
 
-def test_read_only_folder_is_an_error_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: Any) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(results.tempfile, "TemporaryFile", refuse)  # root may write to any folder
-    monkeypatch.setattr(measuring, "measure", None)
-    assert "cannot write to out: Permission denied" in bench(*SMALL, "--output", "out", code=1)
-
-
-def test_full_disk_is_one_sentence_and_the_results_are_printed() -> None:
-    """A limit of the file size has the same effect as a full disk: a write fails with an OSError."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        result = run("bench", *SMALL, "--providers", "torch", "--output", "out", code=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+def test_file_that_cannot_be_written_is_one_sentence_and_the_results_are_printed() -> None:
+    Path("out", "results.csv").mkdir(parents=True)
+    result = run("bench", *SMALL, "--providers", "torch", "--output", "out", code=1)
     assert "4x13" in result.stdout
-    message = "cannot write to out: File too large"
-    assert " ".join(result.stderr.split()) == (
-        f"{message}; the run continues, and writes its results at the end "
-        f"tridal: {message}; not all results are saved; they are printed above"
-    )
-    assert list(Path("out").iterdir()) == []
+    assert "tridal: cannot write to out: Is a directory; not all results are saved; they are" in result.stderr
 
 
 def test_further_sigterms_do_not_interrupt_the_writing(tmp_path: Path) -> None:

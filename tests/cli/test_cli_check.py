@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -123,25 +122,14 @@ def test_fails_when_a_kernel_is_wrong(backend: Backend, monkeypatch: pytest.Monk
     assert "FAILED 3 of 3 checks, see the messages above" in output
 
 
-def test_fails_when_a_kernel_raises(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_error(*arguments: Any, **keywords: Any) -> Any:
-        raise RuntimeError("out of luck")
-
-    monkeypatch.setitem(FUNCTIONS, "softmax", raise_error)
-    output = check_text(backend, code=1)
-    assert output.count("raised RuntimeError: out of luck") == 3
-
-
 def test_all_option_runs_the_conformance_suite(backend: Backend, suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [Case(op, direction, (3, 5)) for op in ("softmax", "log_softmax") for direction in ("forward", "backward")]  # type: ignore[arg-type]
     suite(*cases)
     report = check_json(backend, "--all")
     assert [result["name"] for result in report["suite"]] == [case.name for case in cases]
-    output = check_text(backend, "--all")
-    assert "Conformance suite" in output
-    assert f"all {len(report['declarations']) + 7} checks passed" in output
     monkeypatch.setattr(testing, "run_case", lambda case, backend: testing.Result(case.name, False, 1, 0, "[off]", 0))
     output = check_text(backend, "--all", code=1)
+    assert "Conformance suite" in output
     assert "FAILED softmax forward 3x5 dim=-1 float32: [off]" in output
 
 
@@ -157,9 +145,6 @@ def test_options_choose_the_ops_of_the_suite(backend: Backend, monkeypatch: pyte
     report = check_json(backend, "--op", ops[0], "--op", ops[1])
     assert requested == [ops[:1], ops[1:], ops]
     assert len(report["suite"]) == 1
-    requested.clear()
-    check_text(backend, "--all")
-    assert list(table.ops()) in requested
 
 
 @pytest.mark.parametrize(
@@ -182,8 +167,6 @@ def test_progress_is_printed_to_stderr_if_that_is_no_terminal(
         "conformance: 0 of 2: softmax forward 3x5 dim=-1 float32",
         "conformance: 1 of 2: softmax forward 3x6 dim=-1 float32",
     ]
-    monkeypatch.setattr(output, "SECONDS_PER_LINE", 3600)
-    assert run("check", "--all", "--device", backend.name).stderr == ""
 
 
 def test_quick_suite_runs_the_quick_cases(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +181,6 @@ def raises(*arguments: Any) -> Any:
     raise KeyError("reduction")
 
 
-WRONG = "no OpCases"
 CASES = testing.OpCases(is_defined=raises)
 WRONG_KERNELS = tuple(replace(kernel, name=kernel.name.replace("l2", "wrong")) for kernel in L2_NORM.kernels)
 
@@ -207,11 +189,9 @@ WRONG_KERNELS = tuple(replace(kernel, name=kernel.name.replace("l2", "wrong")) f
     ("wrong", "reason", "printed"),
     [
         ({"reference": lambda x, reduce, eps: x.sum()}, "its declaration is wrong", "the reference returned"),
-        ({"gradient": lambda dy, x, reduce, eps: dy}, "its declaration is wrong", "differs from autograd's gradient"),
-        ({"cases": "test_cli_check:WRONG"}, "its declaration is wrong", "'str' object has no attribute 'tensors'"),
         ({"cases": "test_cli_check:CASES"}, "raised KeyError: 'reduction' (in raises, ", ""),
     ],
-    ids=["reference", "gradient", "cases", "is_defined"],
+    ids=["reference", "is_defined"],
 )
 def test_an_op_with_a_wrong_declaration_is_named_and_the_suite_runs_the_other_ops(
     wrong: dict[str, Any], reason: str, printed: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
@@ -234,8 +214,6 @@ def test_an_op_with_a_wrong_declaration_is_named_and_the_suite_runs_the_other_op
     assert f"FAILED the suite skipped wrong_norm (vendor 1.0): {reason}" in output
     assert "FAILED absent declaration of other 2.0: it could not be loaded: ImportError: vendorlib" in output
     assert printed in output
-    skipped = check_json(backend, "--all", code=1)["skipped"]
-    assert list(skipped) == (["wrong_norm", "absent"] if printed else ["absent", "wrong_norm"])
 
 
 def test_the_suite_does_not_run_if_all_declarations_are_wrong(
@@ -251,9 +229,3 @@ def test_the_suite_does_not_run_if_all_declarations_are_wrong(
     report = check_json(backend, "--op", "softmax", code=1)
     assert [result["message"] for result in report["declarations"]] == ["a [wrong] gradient"]
     assert "suite" not in report
-
-
-def test_the_last_line_is_not_broken_in_a_narrow_terminal(backend: Backend, suite: Callable[..., None]) -> None:
-    suite(Case("softmax", "forward", (3, 5)))
-    output = run("check", "--all", "--device", backend.name, width="16").stdout
-    assert re.search(r"(?m)^ok all \d+ checks passed$", output)

@@ -186,11 +186,6 @@ def test_check_ignores_the_settings_in_force(home, monkeypatch):
     assert printed("--check", "good.yaml") == "good.yaml: ok\n"
 
 
-def test_wrong_usage_exits_with_2():
-    run("config", "--chek", code=2)
-    run("config", "--check", code=2)
-
-
 def test_documentation_has_every_setting_and_variable():
     text = (CONFIGS.parent / "docs/configuration.md").read_text()
     bundled = [entry for entry in registry.registered() if entry.origin.startswith("tridal ")]
@@ -257,11 +252,3 @@ def test_page_of_environment_variables_has_every_variable_in_the_code():
     constants = {name for source in sources for name in re.findall(r'"([A-Z][A-Z_]{4,}[A-Z])"(?!:)', source)}
     assert len(sources) >= 4
     assert constants <= in_tables
-
-
-def test_paths_are_not_broken_in_a_narrow_terminal(home):
-    (home / "tridal.yaml").write_text("fallback: error\n")
-    (home / "tridal.yml").write_text("fallback: error\n")
-    output = run("config", width="30").stdout
-    assert "settings file: tridal.yaml\n" in output
-    assert "ignored tridal.yml: only a file with the name tridal.yaml is read; rename it" in output

@@ -309,14 +309,6 @@ def test_ignored_settings_file_is_a_note(no_settings: Path) -> None:
     assert note in run("doctor").output
 
 
-def test_settings_that_cannot_be_used_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIDAL_FALLBACK", "nonsense")
-    monkeypatch.setattr(settings, "_base", None)
-    found = report(code=1)
-    assert found["settings"] == {"file": None, "values": {}}
-    assert any("TRIDAL_FALLBACK" in problem for problem in found["problems"])
-
-
 def test_ops_that_cannot_be_listed_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     def registered() -> None:
         raise RuntimeError("no table today")
@@ -325,10 +317,3 @@ def test_ops_that_cannot_be_listed_are_a_problem(monkeypatch: pytest.MonkeyPatch
     found = report(code=1)
     assert found["ops"] == []
     assert any("the ops cannot be listed" in line and "no table today" in line for line in found["problems"])
-
-
-def test_lines_are_not_broken_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIDAL_FALLBACK", "nonsense")
-    monkeypatch.setattr(settings, "_base", None)
-    (problem,) = (line for line in report(code=1)["problems"] if "TRIDAL_FALLBACK" in line)
-    assert problem in run("doctor", width="40", code=1).stdout

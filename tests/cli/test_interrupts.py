@@ -41,7 +41,7 @@ def test_interrupt_during_the_import_of_torch_is_an_exception_in_other_programs(
     assert python("program.py", cwd=tmp_path, code=None, PYTHONPATH=paths).stderr.endswith("\nKeyboardInterrupt\n")
 
 
-@pytest.mark.parametrize("arguments", [["doctor"], ["plan", "4", "8"], ["check"], ["bench"], ["config"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["doctor"], ["plan", "4", "8"], ["bench"]], ids=" ".join)
 def test_interrupt_in_the_middle_of_a_command_ends_it(
     arguments: list[str], no_settings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
