@@ -31,7 +31,6 @@ SECONDS_PER_LINE = 10.0
 _BROKEN_PIPE = 141  # exit code of a process that SIGPIPE ends
 _FILE_WIDTH = 120  # width of tables in a file or a pipe
 _UNLIMITED = 1 << 16
-_MIN_WIDTH = 40
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
 
 
@@ -118,9 +117,9 @@ def _replace_non_finite(data: Any) -> Any:
 def console(stderr: bool = False, quiet: bool = False) -> Console:
     """Returns a console for stdout or stderr, without automatic highlighting."""
     result = Console(file=sys.stderr if stderr else stdout(), quiet=quiet, highlight=False)
-    if not result.is_terminal or result.width < _MIN_WIDTH:  # rich takes COLUMNS=0 as it is
+    if not result.is_terminal:
         columns = shutil.get_terminal_size((0, 0)).columns
-        result.width, result.breaks_words = max(_MIN_WIDTH, columns or _FILE_WIDTH), bool(columns)
+        result.width, result.breaks_words = columns or _FILE_WIDTH, bool(columns)
     return result
 
 
