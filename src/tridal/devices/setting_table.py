@@ -153,24 +153,6 @@ def triton_interprets() -> bool:
     return os.environ.get(TRITON_INTERPRET, "").strip().lower() in (*_TRUE, "y")
 
 
-def environment_entries() -> Iterator[Entry]:
-    """Yields the settings in the environment. Raises SettingsError for an unknown variable or a wrong flag."""
-    for name in FLAGS:
-        flag(name)
-    for name, text in sorted(os.environ.items()):
-        if not name.startswith(PREFIX) or name in VARIABLES or not text.strip():
-            continue
-        key, source = name.removeprefix(PREFIX).lower(), ENVIRONMENT + name
-        backend, _, option = key.partition("_")
-        keys = (key,) if key in FIELDS else ("backends", backend, option)
-        if not all(keys) or name != name.upper():  # names that differ in case only could contradict each other
-            known = ", ".join([*VARIABLES, *map(variable, FIELDS), f"{PREFIX}<BACKEND>_<OPTION>"])
-            raise SettingsError(f"{source}: no such setting{nearest_variable(source)} (known: {known})")
-        from tridal.devices import yaml_file  # imports yaml, which most programs do not need
-
-        yield keys, source, yaml_file.parse_text(text, scalar=key != "kernel_configs")
-
-
 def mapping_entries(value: object, source: str, keys: KeyPath = ()) -> Iterator[Entry]:
     """Yields the settings in nested mappings with the structure of the file."""
     if is_section(keys) and isinstance(value, Mapping):

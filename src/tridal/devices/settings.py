@@ -40,6 +40,27 @@ class Settings:
     sources: Mapping[str, str]
     """Source of each value by dotted key: "default", "environment TRIDAL_DEVICE", "tridal.use" or "file:line"."""
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Settings:
+        """Returns the same object, because it is immutable."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Supports pickle, which cannot store read-only mappings."""
+        return _settings, _parts(self)
+
+
+def _parts(settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, object]], dict[str, str]]:
+    """Returns copies of the fields, of the options of backends and of the sources."""
+    backends = {name: dict(section) for name, section in settings.backends.items()}
+    return {key: getattr(settings, key) for key in FIELDS}, backends, dict(settings.sources)
+
+
+def _settings(
+    fields: Mapping[str, Any], backends: Mapping[str, dict[str, object]], sources: dict[str, str]
+) -> Settings:
+    sections = MappingProxyType({name: MappingProxyType(section) for name, section in backends.items()})
+    return Settings(**fields, backends=sections, sources=MappingProxyType(sources))
+
 
 def _checked(entries: Iterable[Entry]) -> list[Entry]:
     """Returns the entries with their values checked. Raises SettingsError for the first mistake.
@@ -63,9 +84,7 @@ def _checked(entries: Iterable[Entry]) -> list[Entry]:
 
 def _merged(base: Settings, entries: Iterable[Entry]) -> Settings:
     """Returns `base` with the values of checked entries, of which later ones take precedence."""
-    fields: dict[str, Any] = {key: getattr(base, key) for key in FIELDS}
-    backends = {name: dict(section) for name, section in base.backends.items()}
-    sources = dict(base.sources)
+    fields, backends, sources = _parts(base)
     for keys, source, value in entries:
         sources[".".join(keys)] = source
         if len(keys) == 1:
@@ -73,14 +92,11 @@ def _merged(base: Settings, entries: Iterable[Entry]) -> Settings:
         else:
             _, name, option = keys
             backends.setdefault(name, {})[option] = value
-    sections = MappingProxyType({name: MappingProxyType(section) for name, section in backends.items()})
-    return Settings(**fields, backends=sections, sources=MappingProxyType(sources))
+    return _settings(fields, backends, sources)
 
 
-_DEFAULTS = Settings(
-    **{key: option.default for key, option in FIELDS.items()},  # type: ignore[arg-type]
-    backends=MappingProxyType({}),
-    sources=MappingProxyType(dict.fromkeys(FIELDS, setting_table.DEFAULT)),
+_DEFAULTS = _settings(
+    {key: option.default for key, option in FIELDS.items()}, {}, dict.fromkeys(FIELDS, setting_table.DEFAULT)
 )
 _base: Settings | None = None  # from defaults, file and environment; None until the first use
 _context: ContextVar[Settings | None] = ContextVar("tridal_settings", default=None)  # set inside a `use` block
@@ -129,7 +145,7 @@ def reload() -> Settings:
         if (path := config_file()) is not None:
             named_by = f"{setting_table.ENVIRONMENT}{CONFIG}: " if os.environ.get(CONFIG) else ""
             entries += _file_entries(path, named_by)
-        _base = _merged(_DEFAULTS, _checked(chain(entries, setting_table.environment_entries())))
+        _base = _merged(_DEFAULTS, _checked(chain(entries, _environment_entries())))
         settings_file.warn_of_ignored()
         return _base
 
@@ -159,6 +175,25 @@ def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsErro
                 yield error
     except SettingsError as error:  # the file cannot be read
         yield error
+
+
+def _environment_entries() -> Iterator[Entry]:
+    """Yields the settings in the environment. Raises SettingsError for an unknown variable or a wrong flag."""
+    prefix, variables = setting_table.PREFIX, setting_table.VARIABLES
+    for name in setting_table.FLAGS:
+        flag(name)
+    for name, text in sorted(os.environ.items()):
+        if not name.startswith(prefix) or name in variables or not text.strip():
+            continue
+        key, source = name.removeprefix(prefix).lower(), setting_table.ENVIRONMENT + name
+        backend, _, option = key.partition("_")
+        keys = (key,) if key in FIELDS else ("backends", backend, option)
+        if not all(keys) or name != name.upper():  # names that differ in case only could contradict each other
+            known = ", ".join([*variables, *map(setting_table.variable, FIELDS), f"{prefix}<BACKEND>_<OPTION>"])
+            raise SettingsError(f"{source}: no such setting{setting_table.nearest_variable(source)} (known: {known})")
+        from tridal.devices import yaml_file  # imports yaml, which most programs do not need
+
+        yield keys, source, yaml_file.parse_text(text, scalar=key != "kernel_configs")
 
 
 def _file_entries(path: Path, prefix: str = "") -> Iterator[Entry]:

@@ -278,7 +278,13 @@ class Op:
 
 
 def RowOp(*arguments: Any, **fields: Any) -> NoReturn:
-    """Raises PluginError: `Op` has replaced it."""
+    """Raises PluginError: `Op` has replaced it.
+
+    Example:
+        >>> tridal.ops.RowOp("l2_norm")
+        Traceback (most recent call last):
+        tridal.errors.PluginError: RowOp is now Op, which also declares ops of several tensors: see docs/add-an-op.md
+    """
     raise PluginError("RowOp is now Op, which also declares ops of several tensors: see docs/add-an-op.md")
 
 
