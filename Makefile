@@ -11,7 +11,7 @@ JOBS ?= auto
 
 BIN := $(VENV)/bin
 # What runs beside the tests. CI sets it to `true` in all rows but one, so that the lints run once.
-LINT ?= $(MAKE) --no-print-directory lint
+LINTS ?= $(MAKE) --no-print-directory lint
 
 include npu.mk
 
@@ -19,7 +19,7 @@ include npu.mk
 # once and again at the end. The exit status is that of the command, or that of the lints if the command succeeds.
 define beside-lint
 @log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
-{ $(LINT) >"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }; } & lint=$$!; \
+{ $(LINTS) >"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }; } & lint=$$!; \
 $(1); status=$$?; \
 if wait $$lint; then tail -n 1 "$$log"; else echo "make lint failed:"; cat "$$log"; [ $$status != 0 ] || status=1; fi; \
 exit $$status
