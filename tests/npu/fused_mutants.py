@@ -71,7 +71,7 @@ MUTANTS = [
         ("layer_norm.layer_norm_gradient", "the projection is dropped", _EXPANDED_PROJECTION, "0.0",
          layer(BACKWARD)),
         ("layer_norm.weight_gradient", "the weight's gradient is not normalised",
-         "normalised(x, mean, inverse_deviation, AXIS)", "x", layer(BACKWARD)),
+         "normalized(x, mean, inverse_deviation, AXIS)", "x", layer(BACKWARD)),
         ("layer_norm.bias_gradient", "the bias's gradient is zero", "dy", "dy * 0.0", layer(BACKWARD)),
         ("cross_entropy.loss", "the logarithm of the sum is dropped", "tl.log(row_sum)", "0.0", loss(FORWARD)),
         ("cross_entropy.loss", "ignored targets have a loss", "index == IGNORE_INDEX", "index == -1",
