@@ -24,10 +24,6 @@ DEVICE_PATTERN = re.compile(r"(?!auto:)(?P<name>[A-Za-z][A-Za-z0-9_]*)(:(?P<inde
 """Matches "auto", and a backend's name or a torch device type with an optional index."""
 
 
-def _boolean(default: bool, help: str) -> Option:
-    return Option(default, "true or false", lambda value: isinstance(value, bool), help)
-
-
 FIELDS: Mapping[str, Option] = {
     "device": Option(
         default="auto",
@@ -41,9 +37,11 @@ FIELDS: Mapping[str, Option] = {
         accepts=lambda value: value in ("torch", "error"),
         help="for tensors that no backend serves: 'torch' computes them with torch, 'error' raises an error",
     ),
-    "batch_invariant": _boolean(
-        False,
-        "whether a row's result is bitwise the same in every batch",
+    "batch_invariant": Option(
+        default=False,
+        expected="true or false",
+        accepts=lambda value: isinstance(value, bool),
+        help="whether a row's result is bitwise the same in every batch",
     ),
     "dump": Option(
         default=None,
