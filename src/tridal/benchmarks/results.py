@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +47,12 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
         "skipped": _TEXT,
     },
 }  # fmt: skip
-"""The types of the values of a document, and of the columns of the rows in its lists."""
+_MACHINE: Mapping[str, Any] = {
+    **dict.fromkeys(("device", "name", "python", "torch", "tridal"), str), "backend": _TEXT, "triton": _TEXT,
+    "interpreted": bool,
+}  # fmt: skip
+"""The types of the values of a document, of the columns of the rows in its lists, and of its machine."""
+_SHAPE = re.compile(r"[0-9]+(x[0-9]+)*( .*)?")
 _RESULTS, _PARTIAL = "results.json", "results.partial.json"
 _WRITTEN = ("results.*", "host.*", "overview*.png", "grid-*.png", "suite-*.png")  # patterns of all files of a run
 
@@ -155,9 +161,13 @@ def load(file: Path) -> dict[str, Any]:
 def _faults(document: Mapping[str, Any]) -> Iterator[str]:
     """Yields what is wrong with the document of a run: a missing value, one of another type, or no measurement."""
     yield from _wrong("", document, _KEYS)
+    yield from _wrong("machine.", document["machine"], _MACHINE)
     for kind, columns in _ROWS.items():
         for index, row in enumerate(document[kind]):
             yield from _wrong(f"{kind}[{index}].", row, columns)
+    for index, row in enumerate(document["measurements"]):
+        if not _SHAPE.fullmatch(row["shape"]):
+            yield f"measurements[{index}].shape has a wrong value: {row['shape']!r}"
     if not (document["measurements"] or document["host"]):
         yield "each measurement is missing"
 
