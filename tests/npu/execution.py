@@ -11,7 +11,7 @@ from offboard import device, driver
 from tridal.ops import row_maths
 from tridal.ops.op import Op
 from tridal.ops.scale_mask import ScoreModification, modify_scores
-from tridal.ops.signature import Rows
+from tridal.ops.signature import Arguments, Rows
 from tridal.runtime import launch
 from tridal.testing.exact import Call, Named
 from tridal.testing.roundings import Roundings
@@ -124,7 +124,7 @@ def find_wrong_element(case: Case, out: torch.Tensor, read: Sequence[torch.Tenso
     x, *others = (tensor.double() for tensor in read)
     if case.backward:
         (saved,) = others
-        _, numbers = op.save(op.signature.complete((saved, dim, torch.float64, *values)), (saved,))
+        _, numbers = op.save(Arguments(op.signature, (saved, dim, torch.float64, *values)), (saved,))
         exact = row_maths.compute_gradient(op, x, saved, *numbers)[0]
         assert exact is not None
         if op.bounds is None:

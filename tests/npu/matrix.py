@@ -102,7 +102,8 @@ class Case:
     def parameters(self) -> tuple[float | None, ...]:
         """Values of the kernel's parameters: the op's defaults."""
         signature = self.op.gradient_signature if self.backward else self.op.signature
-        return signature.parameters({"scale": 1.0, **self.op.parameters})
+        assert signature.kernel is not None
+        return signature.parameters({"scale": 1.0, **self.op.parameters}, signature.kernel.parameters)
 
     def call(self) -> KernelCall:
         """The call that tridal makes for these tensors."""

@@ -157,7 +157,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("name", ["softmax", "cross_entropy"])
 def test_hundreds_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CALLS, "capacity", 60)
+    monkeypatch.setattr("tridal.pytorch.path.call.CAPACITY", 60)
     largest = 0
     with tridal.use(device="interpreter"):
         for _ in range(3):

@@ -127,7 +127,7 @@ def _derived(op: Op, tensors: tuple[Argument, ...]) -> dict[str, MakeFunction]:
             named = dict(zip(names, given, strict=True))
             in_order = [named.get(argument.name) for argument in op.arguments if argument.type == "Tensor"]
             arguments = (*in_order, dim, element_dtype(op.arguments, in_order), *numbers)
-            found = row_maths.compute(op, *op.signature.complete(arguments))
+            found = row_maths.compute(op, *arguments)
             return tuple(result for result in found[: op.returned] if result is not None)
 
         return function

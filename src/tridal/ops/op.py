@@ -16,7 +16,7 @@ from tridal.errors import PluginError
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.arguments import DIM, DTYPE, SCALE_MASK, Argument, Named, Result
 from tridal.ops.op_faults import faults
-from tridal.ops.signature import Signature
+from tridal.ops.signature import Arguments, Signature
 
 
 class NoKernel(Exception):
@@ -223,17 +223,16 @@ class Op:
         return self.differentiable_results > 1 and not self.gradient_signature.arguments[0].optional
 
     def save(
-        self, arguments: tuple[Any, ...], results: Sequence[torch.Tensor | None]
+        self, arguments: Arguments, results: Sequence[torch.Tensor | None]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the tensors and the numbers that the gradient gets between its gradients and `output_mask`.
 
         Inputs with a number per element are saved in the dtype `dtype`, to which the op casts them. Tensors of
         inference mode are copied, because autograd does not save them.
         """
-        named = self.signature.named(arguments)
-        known = dict(named)
+        named, known = arguments.named, dict(arguments.named)
         for index, (result, tensor) in enumerate(zip(self.results, results, strict=False)):
-            known[result.name] = None if self.signature.is_absent(index, named) else tensor
+            known[result.name] = None if arguments.lacks(index) else tensor
         tensors = []
         for sources in self.saved.values():
             source = next((name for name in sources if known[name] is not None), sources[-1])
@@ -242,9 +241,9 @@ class Op:
             tensor = tensor.to(named["dtype"]) if cast and self._argument(source).role == "element" else tensor
             tensors.append(tensor.clone() if tensor is not None and tensor.is_inference() else tensor)
         if self.signature.casts:  # the gradient has the dtype of these tensors before the cast
-            pairs = zip(self.signature.arguments, arguments, strict=True)
+            pairs = zip(self.signature.arguments, arguments.values, strict=True)
             given = [t.dtype for a, t in pairs if a.role == "element" and a.differentiable and t is not None]
-            known["dtype"] = functools.reduce(torch.promote_types, given or [arguments[0].dtype])
+            known["dtype"] = functools.reduce(torch.promote_types, given or [arguments.main.dtype])
         numbers = [a for a in self.gradient_signature.arguments if a.type != "Tensor" and a.name != "output_mask"]
         return tuple(tensors), tuple(known.get(a.name, a.default) for a in numbers)
 

@@ -10,7 +10,7 @@ import torch
 from tridal.ops.op import Op
 from tridal.ops.row_reduce import RowReduce, has_tangent
 from tridal.ops.scale_mask import ScoreModification, modify_scores
-from tridal.ops.signature import Rows, Signature
+from tridal.ops.signature import Arguments
 
 Tensor = torch.Tensor
 Results = tuple[Tensor | None, ...]
@@ -40,16 +40,15 @@ def compute(
         >>> tridal.ops.compute(SWIGLU, torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0]), -1, None, "")
         (tensor([ 1.4621, -0.5379]),)
     """
-    named = op.signature.named(arguments)
-    modification = modification_of(op, named)
+    given = Arguments(op.signature, arguments)
+    named, modification = given.named, modification_of(op, given.named)
     if modification is not None:
-        return (_compute_scores(op, arguments, named, modification, unmodified),)
+        return (_compute_scores(op, given, modification, unmodified),)
     if reduce is None and op.torch_function is not None and not has_tangent(arguments[0]):
         return with_new_memory((op.torch_function(arguments[0], named["dim"], dtype=named["dtype"]),), arguments)
-    found = _call(op.reference, op.signature, arguments, named, reduce)
-    shapes, dtypes = op.signature.rows(arguments).shapes(arguments[0].shape), op.signature.dtypes(named)
+    found, shapes = _call(op.reference, given, reduce), given.shapes
     results: list[Tensor | None] = []  # torch.compile does not trace a call of `list[...]`
-    for tensor, role, dtype in zip(found, op.signature.result_roles(named), dtypes, strict=True):
+    for tensor, role, dtype in zip(found, given.result_roles, given.dtypes, strict=True):
         if role is None or tensor is None:
             results.append(None)
         else:
@@ -66,26 +65,25 @@ def reference_of(op: Op, x: Tensor, dim: int, values: tuple[float, ...]) -> Any:
 
 def raw_results(op: Op, *arguments: Any) -> tuple[Any, ...]:
     """Returns what the reference computes, in the dtype of sums. torch's function is not used."""
-    return _call(op.reference, op.signature, arguments, op.signature.named(arguments), None)
+    return _call(op.reference, Arguments(op.signature, arguments))
 
 
 def raw_gradients(op: Op, *arguments: Any) -> tuple[Any, ...]:
     """Returns what the gradient computes, in the dtype of sums, for the arguments of the registered gradient."""
-    signature = op.gradient_signature
-    return _call(op.gradient, signature, arguments, signature.named(arguments), None, op.gradient_takes_mask)
+    return _call(op.gradient, Arguments(op.gradient_signature, arguments), takes_mask=op.gradient_takes_mask)
 
 
 def _compute_scores(
-    op: Op, arguments: tuple[Any, ...], named: dict[str, Any], modification: ScoreModification,
-    unmodified: Callable[..., Tensor] | None,
-) -> Tensor:  # fmt: skip
+    op: Op, arguments: Arguments, modification: ScoreModification, unmodified: Callable[..., Tensor] | None
+) -> Tensor:
     """Returns the result for modified scores. They are modified in at least float32."""
+    named = arguments.named
     dim, dtype = named["dim"], named["dtype"]
-    scores = arguments[0].to(dtype).to(torch.promote_types(dtype, torch.float32))
+    scores = arguments.main.to(dtype).to(torch.promote_types(dtype, torch.float32))
     scores, empty = modify_scores(scores, dim, modification)
     parameters = [named[name] for name in op.parameters]
     if unmodified is None:
-        result = compute(op, *op.signature.complete((scores, dim, scores.dtype, *parameters)))[0]
+        result = compute(op, scores, dim, scores.dtype, *parameters)[0]
         assert result is not None
     else:
         result = unmodified(scores, dim, scores.dtype, *parameters)
@@ -103,18 +101,18 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
         >>> tridal.ops.compute_gradient(SWIGLU, grad, gate, up, -1, None, [True, True])
         (tensor([1.8553, 0.1447]), tensor([ 0.7311, -0.2689]))
     """
-    signature = op.gradient_signature
-    named, rows, main = signature.named(arguments), signature.rows(arguments), arguments[signature.main]
-    addend = None if signature.kernel is None else named.get(str(signature.kernel.added))
+    given = Arguments(op.gradient_signature, arguments)
+    signature, rows, main = given.signature, given.rows, given.main
+    addend = None if signature.kernel is None else given.named.get(str(signature.kernel.added))
     addend = addend if addend is not None and addend.shape == main.shape else None
-    needed = [not signature.is_absent(index, named) for index in range(len(signature.results))]
-    dtypes = signature.dtypes(named)
+    needed = [not given.lacks(index) for index in range(len(signature.results))]
+    dtypes = given.dtypes
     if arguments[0] is None and signature.steps is None:
         shapes = [main.shape if r.role == "element" else rows.per_column(main.shape) for r in signature.results]
         zeros = [main.new_zeros(shape, dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
         first = None if addend is None else addend.clone()
         return tuple(z if need else None for z, need in zip((first, *zeros[1:]), needed, strict=True))
-    found = _call(op.gradient, signature, arguments, named, reduce, op.gradient_takes_mask)
+    found = _call(op.gradient, given, reduce, op.gradient_takes_mask)
     results: list[Tensor | None] = []
     for result, tensor, dtype, need in zip(signature.results, found, dtypes, needed, strict=True):
         if not need or tensor is None:
@@ -156,30 +154,26 @@ def _may_share(result: Tensor, tensor: Tensor) -> bool:
 
 
 def _call(
-    function: Any, signature: Signature, arguments: tuple[Any, ...], named: dict[str, Any], reduce: RowReduce | None,
-    takes_mask: bool = False,
-) -> tuple[Any, ...]:  # fmt: skip
+    function: Any, arguments: Arguments, reduce: RowReduce | None = None, takes_mask: bool = False
+) -> tuple[Any, ...]:
     """Calls a function of the declaration. The tensors have the dtype of sums, and can be broadcast to each other."""
-    rows, main = signature.rows(arguments), arguments[signature.main]
-    cast, wide = signature.cast(named), signature.sum_dtype(named)
-    roles = dict(zip(signature.names, signature.roles(named), strict=True))
-    given = [_broadcast(named[name], roles[name], rows, main, cast, wide) for name in signature.function_tensors]
-    reduce = reduce or RowReduce(rows.flat(main), rows.first)
+    signature, named, rows, roles = arguments.signature, arguments.named, arguments.rows, arguments.roles
+    wide, cast, shapes = arguments.sum_dtype, arguments.cast, arguments.shapes
+    after = max(arguments.main.dim(), 1) - rows.first - rows.dims  # the dims after those of a row
+
+    def broadcast(tensor: Tensor | None, role: Any) -> Tensor | None:
+        if tensor is None or role == "whole":
+            return tensor
+        if role == "element":
+            return rows.flat(tensor if cast is None else tensor.to(cast)).to(wide)
+        tensor = tensor if role == "index" else tensor.to(wide)
+        if role in ("index", "row"):
+            shape = shapes["row"]
+            return (tensor if tensor.shape == shape else tensor.reshape(shape)).unsqueeze(rows.first)
+        return tensor if role == "number" else tensor.reshape(-1, *[1] * after)
+
+    reduce = reduce or RowReduce(rows.flat(arguments.main), rows.first)
     reduce.dtypes = {name: value.dtype for name, value in named.items() if isinstance(value, Tensor)}
     numbers = {name: named[name] for name in (*signature.function_numbers, *["output_mask"] * takes_mask)}
-    found = function(*given, reduce, **numbers)
+    found = function(*(broadcast(named[name], roles[name]) for name in signature.function_tensors), reduce, **numbers)
     return found if isinstance(found, tuple) else (found,)
-
-
-def _broadcast(
-    tensor: Tensor | None, role: Any, rows: Rows, main: Tensor, cast: torch.dtype | None, wide: torch.dtype
-) -> Tensor | None:
-    if tensor is None or role == "whole":
-        return tensor
-    if role == "element":
-        return rows.flat(tensor if cast is None else tensor.to(cast)).to(wide)
-    tensor = tensor if role == "index" else tensor.to(wide)
-    if role in ("index", "row"):
-        shape = rows.shapes(main.shape)["row"]
-        return (tensor if tensor.shape == shape else tensor.reshape(shape)).unsqueeze(rows.first)
-    return tensor if role == "number" else tensor.reshape(-1, *[1] * (max(main.dim(), 1) - rows.first - rows.dims))

@@ -1,4 +1,4 @@
-"""The signature of a registered op: its arguments and results, and the rows of the tensors of a call."""
+"""The signature of a registered op, and its arguments in a call with the rows, roles and dtypes of the tensors."""
 
 from __future__ import annotations
 
@@ -110,104 +110,126 @@ class Signature:
         """The names of the arguments that may be None."""
         return frozenset(argument.name for argument in self.arguments if argument.optional)
 
-    def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns the arguments with the defaults of those at the end that the dispatcher has left out."""
-        return (*arguments, *(argument.default for argument in self.arguments[len(arguments) :]))
-
-    def named(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
-        """Returns the arguments by name."""
-        return dict(zip(self.names, arguments, strict=True))
-
-    def tensors_of(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns the tensors among the arguments, or None for those that are absent."""
-        return tuple(arguments[index] for index in self.tensors)
-
-    def numbers_of(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns the arguments that are no tensors."""
-        return tuple(arguments[index] for index in self.numbers)
-
-    def joined(self, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns all arguments in order, from the tensors and the others."""
-        both = dict(zip((*self.tensors, *self.numbers), (*tensors, *numbers), strict=True))
-        return tuple(both[index] for index in range(len(both)))
-
     def with_role(self, *roles: str) -> tuple[int, ...]:
         """Returns the positions of the tensors with one of the roles in every call."""
         return tuple(index for index in self.tensors if self.arguments[index].role in roles)
 
-    def roles(self, named: Named) -> tuple[Role | None, ...]:
-        """Returns the role of each argument in a call."""
-        return tuple(role_in(argument.role, named) for argument in self.arguments)
-
-    def result_roles(self, named: Named) -> tuple[Role | None, ...]:
-        """Returns the role of each result in a call, or None for those that are absent."""
-        roles = (role_in(result.role, named) for result in self.results)
-        return tuple(None if self.is_absent(index, named) else role for index, role in enumerate(roles))
-
-    def rows(self, arguments: tuple[Any, ...]) -> Rows:
-        """Returns where the rows of a call are."""
-        rank = max(arguments[self.main].dim(), 1)
-        if "dims" in self.names:
-            dims = arguments[self.names.index("dims")]
-            return Rows(rank - dims, dims)
-        dim = arguments[self.names.index("dim")] if self.dim is None else self.dim
-        return Rows(operator.index(dim) % rank, 1)
-
-    def cast(self, named: Named) -> torch.dtype | None:
-        """Returns the dtype to which a call casts tensors with a number per element, or None."""
-        return named["dtype"] if self.casts else None
-
-    def sum_dtype(self, named: Named) -> torch.dtype:
-        """Returns the dtype of sums and statistics of a call, whose tensors have been cast."""
-        cast, roles = self.cast(named), zip(self.names, self.roles(named), strict=True)
-        tensors = [(role, named[name]) for name, role in roles if role not in (None, "mask")]
-        return accumulator(*(cast if cast is not None and role == "element" else t for role, t in tensors))
-
-    def dtypes(self, named: Mapping[str, Any]) -> tuple[torch.dtype, ...]:
-        """Returns the dtype of each result."""
-        dtypes: list[torch.dtype] = []
-        for index, result in enumerate(self.results):
-            if isinstance(result.dtype, torch.dtype):
-                dtypes.append(result.dtype)
-            elif result.dtype is not None:
-                dtypes.append(result.dtype(named))
-            elif result.role == "whole" and result.new is not None and not self.is_absent(index, named):
-                dtypes.append(result.new(named).dtype)
-            elif result.role != "element":
-                dtypes.append(self.sum_dtype(named))
-            else:
-                dtypes.append(named["dtype"] if "dtype" in named else element_dtype(self.arguments, [*named.values()]))
-        return tuple(dtypes)
-
-    def new_results(self, arguments: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
-        """Returns empty tensors with the shapes and dtypes of the results."""
-        named, main = self.named(arguments), arguments[self.main]
-        shapes = self.rows(arguments).shapes(main.shape)
-        given = zip(self.results, self.result_roles(named), self.dtypes(named), strict=True)
-        return tuple(
-            None
-            if role is None
-            else main.new_empty(shapes[role], dtype=dtype)
-            if result.new is None
-            else result.new(named)
-            for result, role, dtype in given
-        )
-
-    def parameters(self, named: Mapping[str, Any], names: Sequence[str] | None = None) -> tuple[float | None, ...]:
-        """Returns the values of a kernel's parameters, by default of all. A value that changes nothing becomes None."""
+    def parameters(self, named: Mapping[str, Any], names: Sequence[str]) -> tuple[float | None, ...]:
+        """Returns the values of a kernel's parameters. A value that changes nothing becomes None."""
         neutral = {argument.name: argument.neutral for argument in self.arguments}
-        if names is None:
-            names = () if self.kernel is None else self.kernel.parameters
         return tuple(None if named[name] == neutral[name] else named[name] for name in names)
-
-    def is_absent(self, index: int, named: Mapping[str, Any]) -> bool:
-        """Returns whether a call has no such result."""
-        needs = self.results[index].needs
-        if needs is not None and not (needs(named) if callable(needs) else named[needs] is not None):
-            return True
-        return "output_mask" in named and not named["output_mask"][index]
 
 
 def role_in(role: RoleOf | None, named: Named) -> Role | None:
     """Returns a role in a call."""
     return role(named) if callable(role) else role
+
+
+class Arguments:
+    """The arguments of a registered op in a call, and what follows from the roles of its tensors.
+
+    Attributes:
+        signature: that of the op, or of its gradient.
+        values: the arguments in order. Those at the end that are not given have their defaults, because the dispatcher
+            leaves them out.
+        main: the tensor whose shape is that of all tensors with a number per element.
+    """
+
+    _named: dict[str, Any] | None = None
+
+    def __init__(self, signature: Signature, values: Sequence[Any]) -> None:
+        self.signature = signature
+        self.values = (*values, *(argument.default for argument in signature.arguments[len(values) :]))
+        self.main: Any = self.values[signature.main]
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The arguments by name."""
+        if self._named is None:  # a call whose key is known does not need it
+            self._named = dict(zip(self.signature.names, self.values, strict=True))
+        return self._named
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """The tensors, or None for those that are absent."""
+        return tuple(self.values[index] for index in self.signature.tensors)
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """The arguments that are no tensors."""
+        return tuple(self.values[index] for index in self.signature.numbers)
+
+    @property
+    def roles(self) -> dict[str, Role | None]:
+        """The role of each argument by name."""
+        return {a.name: role_in(a.role, self.named) for a in self.signature.arguments}
+
+    @property
+    def result_roles(self) -> tuple[Role | None, ...]:
+        """The role of each result, or None for those that are absent."""
+        roles = (role_in(result.role, self.named) for result in self.signature.results)
+        return tuple(None if self.lacks(index) else role for index, role in enumerate(roles))
+
+    @property
+    def rows(self) -> Rows:
+        """Where the rows are."""
+        rank, dim = max(self.main.dim(), 1), self.signature.dim
+        if "dims" in self.named:
+            return Rows(rank - self.named["dims"], self.named["dims"])
+        return Rows(operator.index(self.named["dim"] if dim is None else dim) % rank, 1)
+
+    @property
+    def shapes(self) -> dict[Any, tuple[int, ...]]:
+        """The shapes of tensors by role."""
+        return self.rows.shapes(self.main.shape)
+
+    @property
+    def cast(self) -> torch.dtype | None:
+        """The dtype to which tensors with a number per element are cast, or None."""
+        return self.named["dtype"] if self.signature.casts else None
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """The dtype of sums and statistics of the tensors, which have been cast."""
+        cast = self.cast
+        tensors = [(role, self.named[name]) for name, role in self.roles.items() if role not in (None, "mask")]
+        return accumulator(*(cast if cast is not None and role == "element" else t for role, t in tensors))
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtype of each result."""
+        return tuple(self._dtype(index, result) for index, result in enumerate(self.signature.results))
+
+    def _dtype(self, index: int, result: Result) -> torch.dtype:
+        if result.dtype is not None:
+            return result.dtype if isinstance(result.dtype, torch.dtype) else result.dtype(self.named)
+        if result.role == "whole" and result.new is not None and not self.lacks(index):
+            return result.new(self.named).dtype
+        if result.role != "element":
+            return self.sum_dtype
+        return self.named["dtype"] if "dtype" in self.named else element_dtype(self.signature.arguments, self.values)
+
+    def lacks(self, index: int) -> bool:
+        """Returns whether the call has no result with this index."""
+        needs, named = self.signature.results[index].needs, self.named
+        if needs is not None and not (needs(named) if callable(needs) else named[needs] is not None):
+            return True
+        return "output_mask" in named and not named["output_mask"][index]
+
+    def new_results(self) -> tuple[Tensor | None, ...]:
+        """Returns empty tensors with the shapes and dtypes of the results."""
+        shapes, given = self.shapes, zip(self.signature.results, self.result_roles, self.dtypes, strict=True)
+        return tuple(
+            None
+            if role is None
+            else self.main.new_empty(shapes[role], dtype=dtype)
+            if result.new is None
+            else result.new(self.named)
+            for result, role, dtype in given
+        )
+
+    @classmethod
+    def of(cls, signature: Signature, tensors: Sequence[Any], numbers: Sequence[Any]) -> Arguments:
+        """Returns the arguments with these tensors and numbers, in the order of both."""
+        both = dict(zip((*signature.tensors, *signature.numbers), (*tensors, *numbers), strict=True))
+        return cls(signature, [both[index] for index in range(len(both))])

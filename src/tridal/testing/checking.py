@@ -17,7 +17,7 @@ from tridal.ops.arguments import Argument
 from tridal.ops.arguments import Result as OpResult
 from tridal.ops.op import Op
 from tridal.ops.scale_mask import ScoreModification, modify_scores
-from tridal.ops.signature import role_in
+from tridal.ops.signature import Arguments, role_in
 from tridal.testing.cases import Case, is_choice, op_cases, ordinary
 from tridal.testing.exact import Call, Named, gradients_of
 from tridal.testing.implementation import Implementation, implementation
@@ -163,7 +163,7 @@ def make_call(case: Case, op: Op, tensors: Named, mask: Tensor | None) -> tuple[
     named |= {a.name: [False] * len(op.gradient_groups) for a in op.signature.arguments if a.type == "bool[]"}
     named |= {"dim": case.dim, "dims": case.dims, "mask": mask, "causal": case.causal, **tensors}
     named |= {"scale": 1.0 if case.scale is None else case.scale, "zero_masked_rows": case.masked_rows == "zero"}
-    dtypes = op.signature.dtypes({name: named[name] for name in op.signature.names})
+    dtypes = Arguments(op.signature, [named[name] for name in op.signature.names]).dtypes
     for argument in op.arguments:
         if argument.name in tensors:
             tensor = tensors[argument.name].cpu()
@@ -199,8 +199,9 @@ def call_function(
     required = [tensors[a.name] for a in op.arguments if a.type == "Tensor" and not a.optional]
     found: Any = implementation.function(case.op)(*required, **keywords)
     found = (found,) if isinstance(found, Tensor) else found
-    named = {a.name: given.get(a.name, ordinary(a)) for a in op.signature.arguments} | dict(tensors)
-    names = [r.name for index, r in enumerate(op.results) if r.returned and not op.signature.is_absent(index, named)]
+    values = [tensors.get(a.name, given.get(a.name, ordinary(a))) for a in op.signature.arguments]
+    arguments = Arguments(op.signature, values)
+    names = [r.name for index, r in enumerate(op.results) if r.returned and not arguments.lacks(index)]
     return dict(zip(names, [tensor for tensor in found if tensor is not None], strict=op.steps is None))
 
 
@@ -243,7 +244,7 @@ class _Comparison:
             return exact, self._derived(exact, call.op.results, call.results)
         x, y, scaled = _row(call.arguments[0].double()), exact[names[0]], None
         if case.modified:
-            named = call.op.signature.named(call.arguments)
+            named = Arguments(call.op.signature, call.arguments).named
             scaled = x * named["scale"]
             modification = ScoreModification(1.0, named["mask"], case.causal, case.masked_rows == "zero")
             x = modify_scores(scaled, case.dim, modification)[0]
@@ -274,7 +275,7 @@ class _Comparison:
 
     def _derived(self, exact: Named, declared: Sequence[Argument | OpResult], compute: Any) -> Named:
         call = self.call
-        named, formulas = call.op.signature.named(call.arguments), op_cases(call.op).formulas
+        named, formulas = Arguments(call.op.signature, call.arguments).named, op_cases(call.op).formulas
         roles = {item.name: role_in(item.role, named) for item in declared if item.name in exact}
         arithmetic = {name: self._arithmetic(name, role) for name, role in roles.items()}
         return derived_bounds(call.rows, exact, roles, compute, arithmetic, _name(call.arguments[0].dtype), formulas)

@@ -12,7 +12,7 @@ import torch
 from tridal.ops import row_maths
 from tridal.ops.op import Op
 from tridal.ops.row_reduce import RowReduce
-from tridal.ops.signature import Rows
+from tridal.ops.signature import Arguments, Rows
 from tridal.testing.roundings import Roundings
 
 Tensor = torch.Tensor
@@ -32,7 +32,7 @@ class Call:
     @property
     def rows(self) -> Rows:
         """Where the rows of the first tensor are."""
-        return self.op.signature.rows(self.arguments)
+        return Arguments(self.op.signature, self.arguments).rows
 
     def results(self, roundings: Roundings | None = None) -> Named:
         """Returns the results by name. Each of them is exact for the results that the reference rounds before."""
@@ -67,7 +67,7 @@ class Call:
     ) -> tuple[Any, ...]:
         """Returns the arguments of the registered gradient in a dtype."""
         op, arguments = self.op, self._arguments(roundings, dtype)
-        known = op.signature.named(tuple(arguments))
+        known = Arguments(op.signature, arguments).named
         with torch.no_grad():
             known |= self._results(arguments, roundings) | (self._found(dtype) if stored else {})
         for name, sources in op.saved.items():

@@ -13,6 +13,7 @@ from tridal.devices import settings
 from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
 from tridal.ops import table
+from tridal.ops.signature import Arguments
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.op_calls import call_by_kernels
 from tridal.runtime.compiler import can_compile
@@ -187,9 +188,9 @@ def _prepare(recorded: Backend, index: int) -> tuple[torch.Tensor, Callable[[tor
     dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
     op = next(op for op in table.ops().values() if op.one_tensor)
     x = torch.empty(_SHAPE, dtype=getattr(torch, dtype))
-    arguments = op.signature.complete((x, -1, x.dtype, *op.parameters.values()))
-    found = call_by_kernels(context, op, op.signature, arguments, len(op.results))
-    return x, lambda x: found.run(*op.signature.tensors_of((x, *arguments[1:])))[0]
+    arguments = Arguments(op.signature, (x, -1, x.dtype, *op.parameters.values()))
+    found, others = call_by_kernels(context, op, arguments, len(op.results)), arguments.tensors[1:]
+    return x, lambda x: found.run(x, *others)[0]
 
 
 def _settings() -> settings.Settings:

@@ -11,7 +11,7 @@ from tridal.errors import ShapeError
 from tridal.library.log_probs.log_probs import LOG_PROBS
 from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
 from tridal.library.losses.checks import check_layer, check_numbers
-from tridal.ops import check_bool, check_floating, check_index, check_shape, wrong
+from tridal.ops import Arguments, check_bool, check_floating, check_index, check_shape, wrong
 from tridal.pytorch import autocast_enabled, call_op, check_tensors, is_distributed, op_function, transforms_active
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def token_log_probs(
     if is_distributed(*given) and (_compiling() or not transforms_active()):
         from tridal.library.losses.dtensor import in_chunks
 
-        found: Any = in_chunks(signature.named(arguments), functools.partial(_of_logits, numbers))
+        found: Any = in_chunks(Arguments(signature, arguments).named, functools.partial(_of_logits, numbers))
     else:
         found = call(*arguments, results=2, checked=True)
     results = tuple(result if one_dim else result.view(shape) for result in found[: 1 + return_entropy])

@@ -12,7 +12,7 @@ from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_chunks import LAYER
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.library.losses.maths import classes_dim
-from tridal.ops import check_bool, check_floating, wrong
+from tridal.ops import Arguments, check_bool, check_floating, wrong
 from tridal.pytorch import (
     autocast_enabled,
     check_tensors,
@@ -202,10 +202,10 @@ def linear_cross_entropy(
     if is_distributed(*given.values(), weight) and (_compiling() or not transforms_active()):
         from tridal.library.losses.dtensor import linear_cross_entropy as distributed
 
-        loss: Tensor | None = distributed(signature.named(arguments))
+        loss: Tensor | None = distributed(Arguments(signature, arguments).named)
     elif not _compiling() and tracing_state() is not None:
         # torch.jit.trace does not support lists of bools
-        loss = reference(LINEAR_CROSS_ENTROPY, signature, arguments)[0]
+        loss = reference(LINEAR_CROSS_ENTROPY, Arguments(signature, arguments))[0]
     else:
         # A hook may keep the saved gradients, so the backward must not overwrite them.
         overwrites = not _compiling() and not saves_through_hooks()

@@ -13,7 +13,7 @@ from tridal.library.norms.checks import DTYPES, check_scaling, check_sizes, has_
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.residual import total_dtype
 from tridal.library.norms.rms_norm import RMS_NORM
-from tridal.ops import Op, accumulator, check_number, check_tensor, compute, has_tangent, wrong
+from tridal.ops import Arguments, Op, accumulator, check_number, check_tensor, compute, has_tangent, wrong
 from tridal.pytorch import autocast_enabled, autocasts, check_arguments, op_function, torch_computes
 
 Tensor = torch.Tensor
@@ -128,7 +128,7 @@ def _compute(
         return _by_torch(name, of_torch, normalized_shape, eps, input=input, **parameters, residual=residual)
     check_sizes(name, input, normalized_shape)
     dims = len(normalized_shape)
-    check_arguments(op, op.signature, (*given, dims, eps, *scaling))
+    check_arguments(Arguments(op.signature, (*given, dims, eps, *scaling)))
     input, residual, *others = _autocast(name, *given)
     mixed = False
     if op is LAYER_NORM:

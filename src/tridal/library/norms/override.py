@@ -11,6 +11,7 @@ from tridal.errors import DTypeError
 from tridal.library.norms.checks import DTYPES, has_mixed_dtypes
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.rms_norm import RMS_NORM
+from tridal.ops import Arguments
 from tridal.pytorch import compute_op, skip_frames
 
 Tensor = torch.Tensor
@@ -28,7 +29,7 @@ def _native_layer_norm(
         raise DTypeError(f"layer_norm is not implemented for {input.dtype}")
     mixed = has_mixed_dtypes(LAYER_NORM.name, input.dtype, {"weight": weight, "bias": bias})
     y, _, mean, inverse_deviation = compute_op(
-        LAYER_NORM, LAYER_NORM.signature, input, None, weight, bias, len(normalized_shape), eps
+        LAYER_NORM, Arguments(LAYER_NORM.signature, (input, None, weight, bias, len(normalized_shape), eps))
     )
     dtype = input.dtype if input.device.type == "cpu" and not mixed else None  # torch's dtype of statistics
     assert y is not None
@@ -43,9 +44,8 @@ def _native_layer_norm_backward(
     dims = len(normalized_shape)
     rows = (number.view(input.shape[: input.dim() - dims]) for number in (mean, rstd))
     with torch.no_grad():  # torch differentiates this op itself
-        found = compute_op(
-            LAYER_NORM, LAYER_NORM.gradient_signature, grad, None, input, *rows, weight, dims, 0.0, output_mask
-        )
+        given = (grad, None, input, *rows, weight, dims, 0.0, output_mask)
+        found = compute_op(LAYER_NORM, Arguments(LAYER_NORM.gradient_signature, given))
     return _with_dtypes(found, (input, weight, bias))
 
 
@@ -59,9 +59,8 @@ def _fused_rms_norm(
         return composite.decompose(input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
     if eps is None:
         eps = torch.finfo(torch.float64 if input.dtype is torch.float64 else torch.float32).eps
-    y, _, inverse_rms = compute_op(
-        RMS_NORM, RMS_NORM.signature, input, None, weight, len(normalized_shape), eps, 0.0, ""
-    )
+    given = (input, None, weight, len(normalized_shape), eps, 0.0, "")
+    y, _, inverse_rms = compute_op(RMS_NORM, Arguments(RMS_NORM.signature, given))
     assert y is not None
     return y, _statistic(inverse_rms, input, None)
 
@@ -76,9 +75,8 @@ def _fused_rms_norm_backward(
     dims = len(normalized_shape)
     inverse_rms = rstd.view(input.shape[: input.dim() - dims])
     with torch.no_grad():  # torch differentiates this op itself
-        found = compute_op(
-            RMS_NORM, RMS_NORM.gradient_signature, grad, None, input, inverse_rms, weight, dims, 0.0, 0.0, output_mask
-        )
+        given = (grad, None, input, inverse_rms, weight, dims, 0.0, 0.0, output_mask)
+        found = compute_op(RMS_NORM, Arguments(RMS_NORM.gradient_signature, given))
     return _with_dtypes(found, (input, weight))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
-from tridal.ops import Op
+from tridal.ops import Arguments, Op
 from tridal.pytorch import call_of_op, record_torch_call, skip_frames
 
 
@@ -19,10 +19,10 @@ def _forward(op: Op, aten: str) -> Callable[..., torch.Tensor]:
     @skip_frames
     def compute(input: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         dtype = torch.float32 if half_to_float else input.dtype
-        arguments = op.signature.complete((input, dim, dtype))
-        found = call_of_op(op, op.signature, arguments)
+        arguments = Arguments(op.signature, (input, dim, dtype))
+        found = call_of_op(op, arguments)
         if found.by_kernels:
-            return found.run(*op.signature.tensors_of(arguments))[0]  # type: ignore[no-any-return]
+            return found.run(*arguments.tensors)[0]  # type: ignore[no-any-return]
         record_torch_call(op.name, dtype, input)
         out = torch.empty(input.shape, dtype=dtype, device=input.device)
         return torch_out(input, dim, half_to_float, out=out)  # type: ignore[no-any-return]
@@ -37,8 +37,7 @@ def _backward(op: Op, aten: str) -> Callable[..., torch.Tensor]:
     @skip_frames
     def compute(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
         if grad.shape == output.shape:
-            arguments = op.gradient_signature.complete((grad, output, dim, input_dtype))
-            found = call_of_op(op, op.gradient_signature, arguments)
+            found = call_of_op(op, Arguments(op.gradient_signature, (grad, output, dim, input_dtype)))
             if found.by_kernels:
                 return found.run(grad, output)[0]  # type: ignore[no-any-return]
         record_torch_call(op.gradient_signature.name, input_dtype, grad, output)

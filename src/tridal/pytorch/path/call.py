@@ -10,6 +10,7 @@ import torch
 from tridal.devices import registry
 from tridal.devices.settings import current
 from tridal.ops.op import Op
+from tridal.ops.signature import Arguments
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.generated import generated
 from tridal.pytorch.path.keys import key_function, most_rows
@@ -21,21 +22,10 @@ Results: TypeAlias = tuple[Tensor | None, ...]
 Key: TypeAlias = tuple[Any, ...]
 
 
-class _Calls(dict[Key, "Call"]):
-    """A dict that drops all calls when it has `capacity` of them and gets another one."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self.capacity = capacity
-
-    def __setitem__(self, key: Key, call: Call) -> None:
-        if len(self) >= self.capacity and key not in self:
-            self.clear()
-        super().__setitem__(key, call)
-
-
-CALLS = _Calls(4096)
+CALLS: dict[Key, Call] = {}
 """The calls by their keys, see `tridal.pytorch.path.keys`."""
+CAPACITY = 4096
+"""All calls are dropped when there are so many and another one is stored."""
 registry.on_change(CALLS.clear)
 
 
@@ -68,7 +58,7 @@ class Call:
         self.run = self.compute = run
         self.any_rows, self.by_kernels, self.by_address = any_rows, by_kernels, by_address
 
-    def add_gradient(self, op: Op, arguments: tuple[Any, ...], results: int, overwrites: bool = False) -> None:
+    def add_gradient(self, op: Op, arguments: Arguments, results: int, overwrites: bool = False) -> None:
         """Sets the attributes that the autograd node reads.
 
         Args:
@@ -76,10 +66,10 @@ class Call:
             results: how many results the function returns. These are the first ones.
             overwrites: whether a backward that is computed once may overwrite the saved tensors.
         """
-        tensors = op.signature.tensors_of(arguments)
+        tensors = arguments.tensors
         index = [op.gradient_index[position] for position in op.signature.tensors]
         self.op, self.results, self.overwrites, self.settings = op, results, overwrites, current()
-        self.numbers = op.signature.numbers_of(arguments)
+        self.numbers = arguments.numbers
         needed = [op.differentiable_results > 0 and records_gradient(tensor) for tensor in tensors]
         self.mask = _output_mask(index, needed)
         self.constant = _constant_results(op, self.mask, results)
@@ -97,8 +87,7 @@ class Call:
         """Returns the tensors that the gradient needs. Replaces `saved` by a faster function if these are among the
         given ones, and are no views of them."""
         distinct: list[Any] = [t if t is None else t.view_as(t) for t in tensors]  # one tensor may be given twice
-        arguments = self.op.signature.joined(tuple(distinct), self.numbers)
-        found, numbers = self.op.save(arguments, results)
+        found, numbers = self.op.save(self._arguments(distinct), results)
         self.saved_numbers = (*numbers, *[self.mask] * (len(self.op.gradient_groups) > 1))
         # Autograd saves no tensor of inference mode, so `Op.save` copies them.
         place = "t.clone() if (t := tensors[{}]).is_inference() else t"
@@ -109,7 +98,10 @@ class Call:
             text = f"return ({''.join(f'({places[id(t)]}), ' for t in found)})"
             self.saved = generated("saved", "tensors, results", [text], {})
             return self.saved(tensors, results)  # type: ignore[no-any-return]
-        return self.op.save(self.op.signature.joined(tuple(tensors), self.numbers), results)[0]
+        return self.op.save(self._arguments(tensors), results)[0]
+
+    def _arguments(self, tensors: Sequence[Tensor | None]) -> Arguments:
+        return Arguments.of(self.op.signature, tensors, self.numbers)
 
 
 def store(key: Key, call: Call, context: DeviceContext) -> None:
@@ -120,6 +112,8 @@ def store(key: Key, call: Call, context: DeviceContext) -> None:
     """
     if most_rows(key) is not None and not call.any_rows:
         return
+    if len(CALLS) >= CAPACITY:
+        CALLS.clear()
     if device_context(context.device) is context:
         CALLS[key] = call
         if device_context(context.device) is not context:

@@ -20,9 +20,8 @@ from tridal.ops.argument_checks import (
     check_tensor,
     wrong,
 )
-from tridal.ops.op import Op
 from tridal.ops.scale_mask import check_scale_mask
-from tridal.ops.signature import Rows, Signature
+from tridal.ops.signature import Arguments, Rows, Signature
 
 
 def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str, name: str = "input") -> None:
@@ -77,7 +76,7 @@ def check_tensors(signature: Signature, **tensors: Any) -> None:
             raise TensorDeviceError(wrong(signature.name, name, expected, tensor.device))
 
 
-def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> None:
+def check_arguments(arguments: Arguments) -> None:
     """Checks the arguments of a registered op, or of its gradient. Shapes follow from the roles of the tensors.
 
     The argument `dtype` may be None, as in the functions of ops. Then tensors must have floating-point dtypes.
@@ -87,32 +86,33 @@ def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) ->
         ShapeError: a tensor has another shape than its role requires.
         TensorDeviceError: the tensors are on different devices.
     """
-    op_name, named, main = signature.name, signature.named(arguments), arguments[signature.main]
+    signature, named, main = arguments.signature, arguments.named, arguments.main
+    op = signature.name
     check_tensors(signature, **{a.name: named[a.name] for a in signature.arguments if a.role not in (None, "mask")})
-    roles = dict(zip(signature.names, signature.roles(named), strict=True))  # a role may depend on a tensor
+    roles = arguments.roles  # after the check of tensors, because a role may depend on a tensor
     tensors = {name: named[name] for name, role in roles.items() if role not in (None, "mask")}
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if "dim" in named:
         for name, tensor in present.items():
             if roles[name] != "index":
-                check(tensor, named["dim"] if roles[name] == "element" else -1, named["dtype"], op_name, name)
+                check(tensor, named["dim"] if roles[name] == "element" else -1, named["dtype"], op, name)
     if "dims" in named and not 1 <= named["dims"] <= main.dim():
         expected = f"be from 1 to {main.dim()}, the dims of {signature.names[signature.main]}"
-        raise DimensionError(wrong(op_name, "dims", expected, named["dims"]))
-    if signature is op.signature and op.scale_mask:
+        raise DimensionError(wrong(op, "dims", expected, named["dims"]))
+    if "zero_masked_rows" in named:
         rows = "zero" if named["zero_masked_rows"] else "nan"
-        check_scale_mask(op_name, main, named["dim"], named["scale"], named["mask"], named["causal"], rows)
+        check_scale_mask(op, main, named["dim"], named["scale"], named["mask"], named["causal"], rows)
     if len(present) < 2:
         return
     for name, tensor in present.items():
         if roles[name] == "index":
-            check_index(op_name, name, tensor)
+            check_index(op, name, tensor)
         elif roles[name] != "whole":
-            check_floating(op_name, name, tensor)
+            check_floating(op, name, tensor)
     # A gradient that is added may have another shape: then it is left out.
     added, first = None if signature.kernel is None else signature.kernel.added, signature.names[signature.main]
     others = {name: tensor for name, tensor in present.items() if name not in (added, first)}
-    _check_shapes(op_name, (first, main), signature.rows(arguments), roles, others)
+    _check_shapes(op, (first, main), arguments.rows, roles, others)
 
 
 def _check_shapes(

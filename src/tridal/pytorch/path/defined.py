@@ -9,6 +9,7 @@ import torch
 
 from tridal.errors import PluginError
 from tridal.ops.op import Op
+from tridal.ops.signature import Arguments
 from tridal.pytorch.path.call import Results
 
 DEFINED: dict[str, Op] = {}
@@ -44,9 +45,9 @@ def call_registered(op: Op, arguments: Sequence[Any], results: int) -> Any:
     return first(as_tuple(overload(op.name)(*arguments)), results)
 
 
-def has_gradient(op: Op, arguments: Sequence[Any]) -> bool:
+def has_gradient(op: Op, arguments: Arguments) -> bool:
     """Returns whether the op's gradient covers all tensors that require one. It does not cover a mask, for example."""
     if op.gradient is None:
         return False
-    pairs = zip(arguments, op.gradient_index, strict=True)
+    pairs = zip(arguments.values, op.gradient_index, strict=True)
     return all(index >= 0 for a, index in pairs if isinstance(a, torch.Tensor) and a.requires_grad)

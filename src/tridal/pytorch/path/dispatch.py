@@ -15,6 +15,7 @@ import torch
 from tridal.devices.settings import current
 from tridal.errors import PluginError
 from tridal.ops.op import Op
+from tridal.ops.signature import Arguments
 from tridal.pytorch.device_context import device_context, is_served, record_torch_call
 from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
 from tridal.pytorch.path.checks import check_arguments
@@ -58,7 +59,7 @@ def call_op(
         return by_torch(*given)
     call: Call | None = None
     if key is None:  # a call with a key has plain tensors, and no mode or compiler has to see it
-        given, views = op.signature.tensors_of(arguments), None
+        given, views = Arguments(op.signature, arguments).tensors, None
         if _compiling() or not is_direct(*(tensor for tensor in given if tensor is not None)):
             return call_registered(op, arguments, results)
         if op.prepares:
@@ -68,14 +69,14 @@ def call_op(
             except NO_KEY:
                 key = None
     if call is None:
-        call = _new_call(op, key, given, arguments, results, views, overwrites, checked)
+        call = _new_call(op, key, given, Arguments(op.signature, arguments), results, views, overwrites, checked)
         if call is None:
             return call_registered(op, arguments, results)
     return call.compute(*given)
 
 
 def _new_call(
-    op: Op, key: Key | None, given: Sequence[Any], arguments: tuple[Any, ...], results: int,
+    op: Op, key: Key | None, given: Sequence[Any], arguments: Arguments, results: int,
     views: Callable[..., Sequence[Tensor | None]] | None, overwrites: bool, checked: bool,
 ) -> Call | None:  # fmt: skip
     """Returns a new call of a function, and stores it.
@@ -83,17 +84,17 @@ def _new_call(
     Returns None if the op's gradient does not cover all tensors that require one. The registered op then differentiates
     the reference.
     """
-    tensors = op.signature.tensors_of(arguments)
+    tensors = arguments.tensors
     recorded = op.differentiable_results > 0 and records_gradient(*tensors)
     if recorded and not has_gradient(op, arguments):
         return None
     if not checked:
-        check_arguments(op, op.signature, arguments)
+        check_arguments(arguments)
     casts = _casts(op, tensors, given if views is None else views(*given))
     # A kernel that leaves out results may have another plan, and so another order of additions.
     needed, bare = None if recorded or current().batch_invariant else results, results == 1 and not recorded
-    context = device_context(arguments[op.signature.main].device)
-    call = make_call(context, op, op.signature, arguments, needed, most_rows(key), bare=bare)
+    context = device_context(arguments.main.device)
+    call = make_call(context, op, arguments, needed, most_rows(key), bare=bare)
     if recorded:
         call.add_gradient(op, arguments, results, overwrites)
         call.compute = functools.partial(CallNode.apply, call)

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 
 from tridal.devices.settings import restored
-from tridal.ops.signature import Signature
-from tridal.pytorch.device_context import device_context
-from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
-from tridal.pytorch.path.checks import check_arguments
+from tridal.ops.signature import Arguments
+from tridal.pytorch.path.call import CALLS, Call, Key, Results
 from tridal.pytorch.path.defined import as_tuple, check_newest, overload
-from tridal.pytorch.path.keys import NO_KEY, most_rows
-from tridal.pytorch.path.op_calls import make_call
+from tridal.pytorch.path.keys import NO_KEY
+from tridal.pytorch.path.op_calls import new_call
 from tridal.pytorch.path.state import is_plain
 from tridal.pytorch.torch import private
 
@@ -76,26 +74,21 @@ def _gradients(call: Call, tensors: Sequence[Tensor | None]) -> Results:
 
 def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | None) -> Results:
     """Computes a gradient whose key is None or new: by a new call, which is stored, or by the registered op."""
-    op, signature = call.op, call.op.gradient_signature
-    arguments = (*tensors, *call.saved_numbers)
+    op = call.op
+    arguments = Arguments(op.gradient_signature, (*tensors, *call.saved_numbers))
     check_newest(op)
     if _compiling():  # compiled autograd traces the backward
-        return _registered_gradients(signature, arguments)
+        return _registered_gradients(arguments)
     given = [tensor for tensor in tensors if tensor is not None]
     with restored(call.settings):
         alone = all(is_plain(tensor) and not private.is_batched_gradient(tensor) for tensor in given)
         if torch.is_grad_enabled() or private.needs_dispatcher() or not alone:
-            return _registered_gradients(signature, arguments)
-        check_arguments(op, signature, arguments)
-        context = device_context(given[0].device)
-        overwrites = call.overwrites and not private.keeps_graph()
-        made = make_call(context, op, signature, arguments, most_rows=most_rows(key), overwrites=overwrites)
-        if key is not None:
-            store(key, made, context)
+            return _registered_gradients(arguments)
+        made = new_call(op, arguments, key, call.overwrites and not private.keeps_graph())
         return made.run(*tensors)  # type: ignore[no-any-return]
 
 
-def _registered_gradients(signature: Signature, arguments: tuple[Any, ...]) -> Results:
+def _registered_gradients(arguments: Arguments) -> Results:
     """Returns the results of the registered gradient, with None instead of the empty tensors of absent ones."""
-    named, results = signature.named(arguments), as_tuple(overload(signature.name)(*arguments))
-    return tuple(None if signature.is_absent(index, named) else result for index, result in enumerate(results))
+    results = as_tuple(overload(arguments.signature.name)(*arguments.values))
+    return tuple(None if arguments.lacks(index) else result for index, result in enumerate(results))

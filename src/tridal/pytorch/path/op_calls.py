@@ -13,10 +13,10 @@ import torch
 
 from tridal.errors import PluginError
 from tridal.ops import row_maths
-from tridal.ops.arguments import Named, Result
+from tridal.ops.arguments import Result
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.row_maths import modification_of
-from tridal.ops.signature import Rows, Signature
+from tridal.ops.signature import Arguments, Rows, Signature
 from tridal.pytorch.device_context import DeviceContext, device_context, record_torch_call
 from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
 from tridal.pytorch.path.checks import check_arguments
@@ -30,37 +30,42 @@ from tridal.pytorch.path.steps import Steps, recorded_steps
 Tensor = torch.Tensor
 
 
-def compute_op(op: Op, signature: Signature, *arguments: Any) -> Results:
+def compute_op(op: Op, arguments: Arguments) -> Results:
     """Computes an op, or its gradient, for the arguments of the registered op, below autograd.
 
     Raises:
         TypeError, DTypeError, DimensionError, LayoutError, ShapeError, TensorDeviceError: an argument is wrong.
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
-    return call_of_op(op, signature, arguments).run(*signature.tensors_of(arguments))  # type: ignore[no-any-return]
+    return call_of_op(op, arguments).run(*arguments.tensors)  # type: ignore[no-any-return]
 
 
-def call_of_op(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> Call:
+def call_of_op(op: Op, arguments: Arguments) -> Call:
     """Returns the call of an op or of its gradient: that of an earlier call with the same key, or a new one."""
     key: Key | None = None
     if op.prepares:
         try:
-            key = key_function(signature)(signature, *arguments)
+            key = key_function(arguments.signature)(arguments.signature, *arguments.values)
             if (found := CALLS.get(key)) is not None:
                 return found
         except NO_KEY:
             key = None
-    check_arguments(op, signature, arguments)
-    context = device_context(arguments[signature.main].device)
-    call = make_call(context, op, signature, arguments, most_rows=most_rows(key))
+    return new_call(op, arguments, key)
+
+
+def new_call(op: Op, arguments: Arguments, key: Key | None, overwrites: bool = False) -> Call:
+    """Checks the arguments. Returns a new call of all results, and stores it. See `make_call`."""
+    check_arguments(arguments)
+    context = device_context(arguments.main.device)
+    call = make_call(context, op, arguments, most_rows=most_rows(key), overwrites=overwrites)
     if key is not None:
         store(key, call, context)
     return call
 
 
 def make_call(
-    context: DeviceContext, op: Op, signature: Signature, arguments: tuple[Any, ...], results: int | None = None,
-    most_rows: int | None = None, overwrites: bool = False, bare: bool = False,
+    context: DeviceContext, op: Op, arguments: Arguments, results: int | None = None, most_rows: int | None = None,
+    overwrites: bool = False, bare: bool = False,
 ) -> Call:  # fmt: skip
     """Returns a new call of arguments that have been checked. The reference computes it if no kernel does.
 
@@ -75,16 +80,20 @@ def make_call(
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
-    numbers, reason = signature.numbers_of(arguments), ""
+    signature, numbers, reason = arguments.signature, arguments.numbers, ""
     count = len(signature.results) if results is None else results
     try:
         if signature.steps is not None and not op.prepares:  # their steps also use torch
-            return _bare(Call(lambda *tensors: _by_steps(op, signature, tensors, numbers, count, overwrites)), bare)
+            return _bare(
+                Call(lambda *given: _by_steps(op, Arguments.of(signature, given, numbers), count, overwrites)), bare
+            )
         if not context.torch_computes:
-            return call_by_kernels(context, op, signature, arguments, count, most_rows, bare)
+            return call_by_kernels(context, op, arguments, count, most_rows, bare)
     except NoKernel as raised:
         reason = str(raised)
-    call = Call(lambda *tensors: _by_reference(op, signature, tensors, numbers, reason), True, by_kernels=False)
+    call = Call(
+        lambda *given: _by_reference(op, Arguments.of(signature, given, numbers), reason), True, by_kernels=False
+    )
     return _bare(call, bare)
 
 
@@ -93,24 +102,21 @@ def _bare(call: Call, bare: bool) -> Call:
     return Call(lambda *tensors: call.run(*tensors)[0], call.any_rows, call.by_kernels) if bare else call
 
 
-def _by_reference(
-    op: Op, signature: Signature, tensors: tuple[Any, ...], numbers: tuple[Any, ...], reason: str
-) -> Results:
+def _by_reference(op: Op, arguments: Arguments, reason: str) -> Results:
     """Computes an op, or its gradient, by torch. Records it with the reason, by default that of the backend."""
-    arguments = signature.joined(tensors, numbers)
-    named = signature.named(arguments)
-    record_torch_call(signature.name, signature.dtypes(named)[0], *tensors, otherwise=reason or None)
-    pairs = zip(reference(op, signature, arguments), signature.results, strict=True)
-    return tuple(None if tensor is None else _like_new(tensor, result, named) for tensor, result in pairs)
+    signature = arguments.signature
+    record_torch_call(signature.name, arguments.dtypes[0], *arguments.tensors, otherwise=reason or None)
+    pairs = zip(reference(op, arguments), signature.results, strict=True)
+    return tuple(None if tensor is None else _like_new(tensor, result, arguments.named) for tensor, result in pairs)
 
 
-def reference(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> Results:
+def reference(op: Op, arguments: Arguments) -> Results:
     """Returns the results in torch's ops, with the arguments of the registered op. Autograd can differentiate them."""
-    if signature is not op.signature:
-        return row_maths.compute_gradient(op, *arguments)
+    if arguments.signature is not op.signature:
+        return row_maths.compute_gradient(op, *arguments.values)
     # Kernels compute modified scores. So a gradient of the mask is one of torch's ops, and that of the scores a kernel.
     unmodified = (lambda *given: overload(op.name)(*given)) if op.scale_mask else None
-    return row_maths.compute(op, *arguments, unmodified=unmodified)
+    return row_maths.compute(op, *arguments.values, unmodified=unmodified)
 
 
 def _like_new(tensor: Tensor, result: Result, named: dict[str, Any]) -> Tensor:
@@ -125,8 +131,8 @@ def _like_new(tensor: Tensor, result: Result, named: dict[str, Any]) -> Tensor:
 
 
 def call_by_kernels(
-    context: DeviceContext, op: Op, signature: Signature, arguments: tuple[Any, ...], results: int,
-    most_rows: int | None = None, bare: bool = False,
+    context: DeviceContext, op: Op, arguments: Arguments, results: int, most_rows: int | None = None,
+    bare: bool = False,
 ) -> Call:  # fmt: skip
     """Returns the call of kernels with the first results of the signature, see `make_call`.
 
@@ -134,76 +140,71 @@ def call_by_kernels(
         NoKernel: no kernel computes them. The message is the reason, if it is not that of the backend.
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
-    named, main = NamedArguments(signature, arguments), arguments[signature.main]
-    wanted = _wanted(signature, named, results)
-    if not main.dim():
+    signature, wanted = arguments.signature, _wanted(arguments, results)
+    if not arguments.main.dim():
         raise NoKernel
     if signature.steps is not None:
-        return recorded_steps(op, signature, arguments, context, wanted, most_rows, bare)
-    if signature.arguments[0].optional and arguments[0] is None:
+        return recorded_steps(op, arguments, context, wanted, most_rows, bare)
+    if signature.arguments[0].optional and arguments.values[0] is None:
         raise NoKernel("only results after the first have a gradient")
     reason = None
     if op.unsupported is not None:
         with naming(op, "unsupported"):
-            reason = op.unsupported(named, signature.dtypes(named))
+            reason = op.unsupported(NamedArguments(arguments), arguments.dtypes)
     if reason is not None or signature.kernel is None:
         raise NoKernel(reason or "")
     if not any(wanted):
         return Call(lambda *_: None if bare else (None,) * len(wanted), any_rows=True)
-    return _call_of_kernel(context, op, signature, named, wanted, most_rows, bare)
+    return _call_of_kernel(context, op, arguments, wanted, most_rows, bare)
 
 
-def _by_steps(
-    op: Op, signature: Signature, tensors: tuple[Any, ...], numbers: tuple[Any, ...], results: int, overwrites: bool
-) -> Results:
+def _by_steps(op: Op, arguments: Arguments, results: int, overwrites: bool) -> Results:
     """Computes the steps of a call, or the reference if no kernel computes them."""
-    arguments = signature.joined(tensors, numbers)
-    named, context = signature.named(arguments), device_context(arguments[signature.main].device)
+    signature, context = arguments.signature, device_context(arguments.main.device)
     try:
-        if not arguments[signature.main].dim():
+        if not arguments.main.dim():
             raise NoKernel
         with naming(op, "steps", (SystemExit,)):
-            steps = Steps(op, context, _wanted(signature, named, results), overwrites)
-            return tuple(signature.steps(steps, named))  # type: ignore[misc]
+            steps = Steps(op, context, _wanted(arguments, results), overwrites)
+            return tuple(signature.steps(steps, arguments.named))  # type: ignore[misc]
     except NoKernel as raised:
         reason = str(raised)
-    return _by_reference(op, signature, tensors, numbers, reason)
+    return _by_reference(op, arguments, reason)
 
 
-def _wanted(signature: Signature, named: Named, results: int) -> list[bool]:
+def _wanted(arguments: Arguments, results: int) -> list[bool]:
     """Returns for each result whether a call that needs the first `results` has it."""
-    return [index < results and not signature.is_absent(index, named) for index in range(len(signature.results))]
+    return [index < results and not arguments.lacks(index) for index in range(len(arguments.signature.results))]
 
 
 def _call_of_kernel(
-    context: DeviceContext, op: Op, signature: Signature, named: NamedArguments, wanted: Sequence[bool],
-    most_rows: int | None, bare: bool,
-) -> Call:  # fmt: skip
+    context: DeviceContext, op: Op, arguments: Arguments, wanted: Sequence[bool], most_rows: int | None, bare: bool
+) -> Call:
     """Returns the call of the kernel that computes the results that are `wanted`, see `make_call`.
 
     Raises:
         NoKernel: no kernel computes them.
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
+    signature, rows, dtypes = arguments.signature, arguments.rows, arguments.dtypes
     assert signature.kernel is not None
-    arguments = tuple(named.values())
-    rows = signature.rows(arguments)
-    inputs, outputs, absent = _match(signature, arguments, wanted)
-    constants = _constants(op, named) if op.constants is not None and signature is op.signature else ()
+    forward = signature is op.signature
+    inputs, outputs, absent = _match(arguments, wanted)
+    constants = _constants(op, arguments) if op.constants is not None and forward else ()
     kernel = variant(signature.kernel, absent, tuple(name for _, name in outputs), constants)
-    dtypes, modification = signature.dtypes(named), modification_of(op, named) if signature is op.signature else None
+    modification = modification_of(op, arguments.named) if forward else None
     mask = [] if modification is None or modification.mask is None else [signature.names.index("mask")]
     order, of_results = [*(position for position, _ in inputs), *mask], [index for index, _ in outputs]
     use = KernelUse(
         kernel,
         rows.first,
         tuple(dtypes[index] for index in of_results if signature.results[index].role != "column"),
-        signature.parameters(named, kernel.parameters),
-        signature.cast(named),
+        signature.parameters(arguments.named, kernel.parameters),
+        arguments.cast,
         takes=tuple(order.index(position) if position in order else None for position in signature.tensors),
         returns=tuple(of_results.index(index) if wanted[index] else None for index in range(len(wanted))),
     )
-    given = [_flat(signature, rows, arguments[position], position) for position in order]
+    given = [_flat(signature, rows, arguments.values[position], position) for position in order]
     found = kernel_call(
         context, use, given, modification=modification, most_rows=most_rows, bare=bare and rows.dims == 1
     )
@@ -213,27 +214,28 @@ def _call_of_kernel(
 
 
 def _match(
-    signature: Signature, arguments: tuple[Any, ...], wanted: Sequence[bool]
+    arguments: Arguments, wanted: Sequence[bool]
 ) -> tuple[list[tuple[int, str]], list[tuple[int, str]], tuple[str, ...]]:
     """Returns (position of the argument, name in the kernel) of each input that a call has, the same of each result
     that is wanted, and the names of absent inputs."""
+    signature, values = arguments.signature, arguments.values
     inputs, outputs = _kernel_tensors(signature)
     added = None if signature.kernel is None else signature.kernel.added
-    main, left_out = arguments[signature.main], set[int]()
+    left_out = set[int]()
     for position, _ in inputs:  # a gradient that is added may belong to a result that is absent or not needed
-        is_added = signature.arguments[position].name == added and arguments[position] is not None
-        if is_added and (not wanted[0] or arguments[position].shape != main.shape):
+        is_added = signature.arguments[position].name == added and values[position] is not None
+        if is_added and (not wanted[0] or values[position].shape != arguments.main.shape):
             left_out.add(position)
-    present = [(p, name) for p, name in inputs if arguments[p] is not None and p not in left_out]
+    present = [(p, name) for p, name in inputs if values[p] is not None and p not in left_out]
     absent = tuple(name for position, name in inputs if (position, name) not in present)
     return present, [(index, name) for index, name in outputs if wanted[index]], absent
 
 
-def _constants(op: Op, named: NamedArguments) -> tuple[tuple[str, Any], ...]:
+def _constants(op: Op, arguments: Arguments) -> tuple[tuple[str, Any], ...]:
     """Returns the constants of the forward kernel that follow from a call."""
     assert op.constants is not None
     with naming(op, "constants"):
-        constants = op.constants(named)
+        constants = op.constants(NamedArguments(arguments))
     declared = [name for name, _ in op.forward.constants]
     if unknown := [name for name in constants if name not in declared]:
         known = ", ".join(declared) or "none"

@@ -7,7 +7,7 @@ vmap rule. The kernel selects the backend at run time. The vmap rule computes th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from tridal.errors import PluginError
 from tridal.ops.op import Op
 from tridal.ops.row_reduce import has_tangent
-from tridal.ops.signature import Signature
+from tridal.ops.signature import Arguments, Signature
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.path.call import Call, Results
 from tridal.pytorch.path.checks import check_arguments
@@ -67,17 +67,17 @@ class Registered(NamedTuple):
     name: str
     schema: str
 
-    def newest(self) -> tuple[Op, Signature]:
-        """Returns the newest declaration, and the signature in it.
+    def newest(self, arguments: Sequence[Any]) -> tuple[Op, Arguments]:
+        """Returns the newest declaration, and the arguments of its signature.
 
         Raises:
             PluginError: it has another schema.
         """
         op = DEFINED[self.op]
-        signature = op.signature if self.name == self.op else op.gradient_signature
+        signature: Signature = op.signature if self.name == self.op else op.gradient_signature
         if signature.schema != self.schema or (self.name != self.op and op.gradient is None):
             raise PluginError(f"op {self.op!r} was declared again with other arguments: trace its calls again")
-        return op, signature
+        return op, Arguments(signature, arguments)
 
     @property
     def qualified(self) -> str:
@@ -104,37 +104,34 @@ def _register(registered: Registered, qualified: str) -> None:
     """Registers one op. Autograd differentiates the function of a gradient in torch's ops."""
     name, is_gradient = registered.name, registered.name != registered.op
 
-    def filled(results: Results, arguments: tuple[Any, ...]) -> Any:
+    def filled(results: Results, arguments: Arguments) -> Any:
         """Returns the results of the registered op, which has an empty tensor for each absent one."""
-        like = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
-        found = tuple(like.new_empty(0) if result is None else result for result in results)
+        found = tuple(arguments.main.new_empty(0) if result is None else result for result in results)
         return found[0] if len(found) == 1 else found
 
     @private.skip_frames
-    def kernel(*arguments: Any) -> Any:
-        op, signature = registered.newest()
-        arguments = signature.complete(arguments)
-        return filled(compute_op(op, signature, *arguments), arguments)
+    def kernel(*values: Any) -> Any:
+        op, arguments = registered.newest(values)
+        return filled(compute_op(op, arguments), arguments)
 
-    def fake_kernel(*arguments: Any) -> Any:
-        op, signature = registered.newest()
-        arguments = signature.complete(arguments)
-        check_arguments(op, signature, arguments)
-        return filled(signature.new_results(arguments), arguments)
+    def fake_kernel(*values: Any) -> Any:
+        _, arguments = registered.newest(values)
+        check_arguments(arguments)
+        return filled(arguments.new_results(), arguments)
 
-    def by_torch(*arguments: Any) -> Any:
-        op, signature = registered.newest()
-        check_arguments(op, signature, arguments)
-        return filled(reference(op, signature, arguments), arguments)
+    def by_torch(*values: Any) -> Any:
+        op, arguments = registered.newest(values)
+        check_arguments(arguments)
+        return filled(reference(op, arguments), arguments)
 
     @private.skip_frames
-    def autograd(*arguments: Any) -> Any:
-        op, signature = registered.newest()
-        arguments = signature.complete(arguments)
-        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    def autograd(*values: Any) -> Any:
+        op, arguments = registered.newest(values)
+        values = arguments.values
+        tensors = [tensor for tensor in arguments.tensors if tensor is not None]
         differentiated = records_gradient(*tensors) and (is_gradient or op.differentiable_results > 0)
         if not differentiated and not private.needs_dispatcher() and all(map(is_plain, tensors)):
-            return kernel(*arguments)
+            return kernel(*values)
         covered = is_gradient or has_gradient(op, arguments)
         by_node = not is_gradient and covered and private.HAS_NODES
         by_kernel = private.HAS_NODES and (not differentiated or (by_node and not private.transforms_active()))
@@ -142,18 +139,17 @@ def _register(registered: Registered, qualified: str) -> None:
             if RECORDERS:
                 derivatives = "higher-order, forward-mode and transformed derivatives use torch's ops"
                 record_torch(name, tensors[0], derivatives if covered else "one of the gradients has no kernel")
-            return by_torch(*arguments)
+            return by_torch(*values)
         if differentiated:
             return _apply_node(op, arguments)
         with private.below_autograd():
-            return overload(name)(*arguments)
+            return overload(name)(*values)
 
-    def batched(*arguments: Any) -> Any:
-        arguments = registered.newest()[1].complete(arguments)
+    def batched(*values: Any) -> Any:
         if RECORDERS:
-            tensor = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
+            tensor = next(value for value in values if isinstance(value, torch.Tensor))
             record_torch(name, tensor, "torch's ops compute calls under vmap")
-        return by_torch(*arguments)
+        return by_torch(*values)
 
     LIBRARY.define(f"{qualified}{registered.schema}", tags=TAGS)
     LIBRARY.impl(qualified, kernel, "CompositeExplicitAutograd")
@@ -162,14 +158,13 @@ def _register(registered: Registered, qualified: str) -> None:
     torch.library.register_fake(f"tridal::{qualified}", fake_kernel, lib=LIBRARY)
 
 
-def _apply_node(op: Op, arguments: tuple[Any, ...]) -> Any:
+def _apply_node(op: Op, arguments: Arguments) -> Any:
     """Computes a registered op below autograd, and records it in autograd."""
-    dispatched = private.redispatched(overload(op.name))
-    numbers = op.signature.numbers_of(arguments)
-    call = Call(lambda *tensors: as_tuple(dispatched(*op.signature.joined(tensors, numbers))))
+    dispatched, numbers = private.redispatched(overload(op.name)), arguments.numbers
+    call = Call(lambda *tensors: as_tuple(dispatched(*Arguments.of(op.signature, tensors, numbers).values)))
     call.add_gradient(op, arguments, len(op.results))
     with private.single_level():
-        return CallNode.apply(call, *op.signature.tensors_of(arguments))
+        return CallNode.apply(call, *arguments.tensors)
 
 
 def is_dual(*tensors: Tensor) -> bool:

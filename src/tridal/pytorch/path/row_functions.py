@@ -17,6 +17,7 @@ from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
 from tridal.ops.row_reduce import has_tangent
 from tridal.ops.scale_mask import check_scale_mask
+from tridal.ops.signature import Arguments
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import backend_computes, device_context, has_autocast, record_torch_call
 from tridal.pytorch.path.checks import check, check_arguments
@@ -118,7 +119,7 @@ def apply(
         _check_modification(op, input, dim, modification)
         arguments = _arguments(op, tensors, dim, dtype, numbers, modification)
         return _by_torch(op, arguments, "the tensor is nested", results)
-    check_arguments(op, op.signature, op.signature.complete((*tensors, dim, dtype, *numbers, *modification)))
+    check_arguments(Arguments(op.signature, (*tensors, dim, dtype, *numbers, *modification)))
     dim, context = operator.index(dim), device_context(input.device)
     if not is_distributed(*tensors, *modification[:1]):
         if context.torch_computes:
@@ -164,7 +165,7 @@ def _arguments(
         mask, scale, *others = modification
         modification = (mask, float(scale) if scale == scale else math.nan, *others)  # NaN is not equal to another NaN
     dtype = dtype or element_dtype(op.arguments, tensors)
-    return op.signature.complete((*tensors, dim, dtype, *numbers, *modification))
+    return Arguments(op.signature, (*tensors, dim, dtype, *numbers, *modification)).values
 
 
 def _check_modification(op: Op, input: Tensor, dim: int, modification: tuple[Any, ...]) -> None:
@@ -198,7 +199,7 @@ def _compiled(
     if not by_torch:
         return call_registered(op, arguments, results)
     if not input.is_nested:
-        check_arguments(op, op.signature, arguments)
+        check_arguments(Arguments(op.signature, arguments))
     return _by_torch(op, arguments, None, results)
 
 

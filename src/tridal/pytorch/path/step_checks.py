@@ -14,7 +14,7 @@ from tridal.devices.entry_points import describe_error
 from tridal.errors import PluginError, TridalError, nearest
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.op import NoKernel, Op
-from tridal.ops.signature import Signature
+from tridal.ops.signature import Arguments
 
 Tensor = torch.Tensor
 _DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -25,9 +25,9 @@ _READS = ("tolist", "numpy", "__array__", "__dlpack__")
 class NamedArguments(dict[str, Any]):
     """The arguments of a call by name. A name that the call does not have is an error that lists the known ones."""
 
-    def __init__(self, signature: Signature, arguments: tuple[Any, ...]) -> None:
-        super().__init__(signature.named(arguments))
-        self._op = signature.name
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__(arguments.named)
+        self._op = arguments.signature.name
 
     def __missing__(self, name: object) -> NoReturn:
         known = f"{nearest(str(name), self)}: a call has {', '.join(self)}"
@@ -120,12 +120,12 @@ def _launch_faults(
         yield f"out: expected at most one tensor for each output with a number per element, found {len(out)}"
 
 
-def check_results(op: Op, signature: Signature, function: str, found: Any, expected: Sequence[Tensor | None]) -> None:
-    """Raises PluginError if the results of recorded steps are not like the expected ones.
+def check_results(op: Op, function: str, found: Any, arguments: Arguments) -> None:
+    """Raises PluginError if the results of recorded steps are not like those that the arguments give.
 
     New tensors are meta tensors. Others are arguments, or views of them.
     """
-    names = [result.name for result in signature.results]
+    names, expected = [result.name for result in arguments.signature.results], arguments.new_results()
     if not isinstance(found, tuple | list) or len(found) != len(names):
         given = f"{len(found)} results" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
         raise PluginError(f"op {op.name!r}: {function} returned {given}: expected a tuple of {', '.join(names)}")

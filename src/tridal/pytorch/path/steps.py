@@ -16,7 +16,7 @@ import torch
 from tridal.errors import PluginError
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.op import NoKernel, Op
-from tridal.ops.signature import Signature
+from tridal.ops.signature import Arguments
 from tridal.pytorch.call_records import RECORDERS
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.call import Call
@@ -124,7 +124,7 @@ class Steps:
 class Recorder(Steps):
     """Records the steps of a call, and computes nothing. A meta tensor represents a new tensor."""
 
-    def __init__(self, signature: Signature, arguments: tuple[Any, ...], most_rows: int | None, *given: Any) -> None:
+    def __init__(self, arguments: Arguments, most_rows: int | None, *given: Any) -> None:
         super().__init__(*given)
         self._lines: list[str] = []
         self._scope: dict[str, Any] = {"RECORDERS": RECORDERS}
@@ -138,17 +138,16 @@ class Recorder(Steps):
         self._addresses: dict[str, str] = {}
         """The names of addresses, by those of their tensors."""
         self._most_rows = most_rows
-        main, rows = arguments[signature.main], signature.rows(arguments)
-        self._leading = main.shape[: rows.first]
-        examples = list(arguments)
+        self._leading = arguments.main.shape[: arguments.rows.first]
+        examples = list(arguments.values)
         self._parameters = []
-        for index in signature.tensors:
+        for index in arguments.signature.tensors:
             self._parameters.append(f"t{index}")
             if examples[index] is not None:
                 if id(examples[index]) in self._names:  # another call may have two tensors here
                     examples[index] = examples[index].view_as(examples[index])
                 self._name(examples[index], f"t{index}")
-        self.arguments = tuple(examples)
+        self.arguments = Arguments(arguments.signature, examples)
         """The arguments of the call. Each tensor occurs once."""
 
     def _name(self, tensor: Tensor, name: str) -> str:
@@ -276,8 +275,8 @@ def _meta(value: Any) -> Any:
 
 
 def recorded_steps(
-    op: Op, signature: Signature, arguments: tuple[Any, ...], context: DeviceContext, wanted: Sequence[bool],
-    most_rows: int | None, bare: bool = False,
+    op: Op, arguments: Arguments, context: DeviceContext, wanted: Sequence[bool], most_rows: int | None,
+    bare: bool = False,
 ) -> Call:  # fmt: skip
     """Returns the call that runs the steps.
 
@@ -285,11 +284,10 @@ def recorded_steps(
         NoKernel: no kernel computes them.
         PluginError: the steps raise another exception, or return wrong results.
     """
-    recorder = Recorder(signature, arguments, most_rows, op, context, wanted)
+    recorder, signature = Recorder(arguments, most_rows, op, context, wanted), arguments.signature
     assert signature.steps is not None
     function = "steps" if signature is op.signature else "gradient_steps"
     with naming(op, function), without_values():
-        results = signature.steps(recorder, NamedArguments(signature, recorder.arguments))
-    expected = signature.new_results(tuple(map(_meta, arguments)))
-    check_results(op, signature, function, results, expected)
+        results = signature.steps(recorder, NamedArguments(recorder.arguments))
+    check_results(op, function, results, Arguments(signature, [*map(_meta, arguments.values)]))
     return recorder.call(results, bare)

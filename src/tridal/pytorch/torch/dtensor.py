@@ -118,17 +118,16 @@ def _rule(registered: Registered) -> Any:
         maths = row_maths.compute_gradient
 
     def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        op, signature = registered.newest()
-        args = signature.complete(args)
-        check_arguments(op, signature, args)
-        named, main, rows = signature.named(args), args[signature.main], signature.rows(args)
-        if signature is op.signature and modification_of(op, named) is not None:
+        op, arguments = registered.newest(args)
+        signature, args, main, rows = arguments.signature, arguments.values, arguments.main, arguments.rows
+        check_arguments(arguments)
+        if signature is op.signature and modification_of(op, arguments.named) is not None:
             return maths(op, *args, unmodified=overload(op.name))[0]
         for index in signature.tensors:
             if args[index] is not None and not isinstance(args[index], DTensor):
                 given = type(args[index]).__name__, "distribute all tensors"
                 raise DTypeError(wrong(signature.name, signature.names[index], "be a DTensor, as others are", *given))
-        roles, results = signature.roles(named), signature.result_roles(named)
+        roles, results = [*arguments.roles.values()], arguments.result_roles
         placements = _Placements.of(main.placements if roles[signature.main] == "element" else (), rows)
         mesh, shape = main.device_mesh, main.shape
         whole = [_WHOLE] * mesh.ndim
@@ -141,7 +140,7 @@ def _rule(registered: Registered) -> Any:
                 local[index] = None  # the gradient of a sum that the call does not have
             elif tensor is not None:
                 local[index] = redistributed(tensor, mesh, by_role[roles[index]]).to_local()
-        if "dim" in named:
+        if "dim" in arguments.named:
             local[signature.names.index("dim")] = rows.first
         found: Any
         if placements.axes or (placements.row_axes and "number" in (*roles, *results)):
