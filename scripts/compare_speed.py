@@ -2,9 +2,11 @@
 
     python scripts/compare_speed.py BEFORE AFTER [--ops rms_norm layer_norm] [--workloads FILE] [--json FILE]
 
-Each checkout has its own process. The two are measured alternately. Prints the two times of each workload, in
-microseconds, and their ratio. By default, most workloads of the softmax ops are rows that several programs compute
-together, and those of the norms have a residual in every second line. `tridal bench --host` measures host times.
+BEFORE and AFTER are folders with an unpacked wheel (`python -m zipfile -e FILE.whl BEFORE`), or checkouts if tridal is
+installed: backends are found by the entry points of an installation. Each has its own process. The two are measured
+alternately. Prints the two times of each workload, in microseconds, and their ratio. By default, most workloads of the
+softmax ops are rows that several programs compute together, and those of the norms have a residual in every second
+line. `tridal bench --host` measures host times.
 """
 
 from __future__ import annotations
@@ -99,18 +101,22 @@ def run_worker() -> None:
     """Runs a worker: reads one workload per line from stdin, as JSON, and prints its time in microseconds."""
     import torch
 
+    import tridal
     from tridal.benchmarks.measuring import timer
 
     torch.autograd.set_multithreading_enabled(False)
     known: dict[str, Any] = {}
     for line in sys.stdin:
         workload = json.loads(line)
+        if known.get("line") != line:
+            with tridal.record_calls() as calls:
+                known = {"line": line, "call": make_call(workload)}
+                known["call"]()
+            if by_torch := [call for call in calls if call.reason is not None]:
+                raise SystemExit(f"torch computes a workload, so there is nothing to compare: {by_torch[0]}")
         if workload.get("compile"):
-            make_call(workload)()
             print(0.0, flush=True)
         else:
-            if known.get("line") != line:
-                known = {"line": line, "call": make_call(workload)}
             print(timer(torch.device("cuda", 0))(known["call"]).median * 1e3, flush=True)
 
 
@@ -118,7 +124,8 @@ class Worker:
     """A process that runs the workloads of one checkout."""
 
     def __init__(self, checkout: str) -> None:
-        path = os.pathsep.join([f"{checkout}/src", f"{checkout}/backends", os.environ.get("PYTHONPATH", "")])
+        folders = f"{checkout}/src", f"{checkout}/backends", checkout, os.environ.get("PYTHONPATH", "")
+        path = os.pathsep.join(folders)
         command = [sys.executable, __file__, "--work"]
         environment = {**os.environ, "PYTHONPATH": path}
         self.process = subprocess.Popen(
@@ -132,17 +139,19 @@ class Worker:
         self.process.stdin.flush()
 
     def answer(self) -> float:
-        """Waits for the next result, and returns its time in microseconds."""
+        """Waits for the next result, and returns its time in microseconds. Ends if the process has ended."""
         assert self.process.stdout is not None
-        return float(self.process.stdout.readline())
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit(1)  # the process has said why
+        return float(line)
 
 
 def parse() -> argparse.Namespace:
     """Returns the arguments of the command line."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("before", help="a folder with a checkout of tridal")
-    parser.add_argument("after", help="a folder with another checkout")
+    parser.add_argument("before", help="a folder with tridal")
+    parser.add_argument("after", help="a folder with another version")
     parser.add_argument("--ops", nargs="+", choices=(*SOFTMAXES, *NORMS, *LOSSES, *GLU, ROTARY), help="default: all")
     parser.add_argument(
         "--workloads", type=Path,
