@@ -12,20 +12,34 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tridal
-from exchanged_bytes import ExchangedBytes
 from op_samples import OPS, SAMPLES, Sample, as_tuple
 from several_results import ARGMAX
 
 NAMES = ("softmax", "log_softmax")
-COMPILED = ("rms_norm",)  # dynamo traces the same code for all ops
 CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
 
 
 def check(function: Callable[[DeviceMesh], None]) -> Callable[[DeviceMesh], None]:
     CHECKS[function.__name__] = function
     return function
+
+
+class ExchangedBytes(TorchDispatchMode):
+    """Counts the bytes that a rank passes to collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if any(collective in str(func) for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")):
+            self.bytes += args[0].numel() * args[0].element_size()
+        return func(*args, **(kwargs or {}))
 
 
 class Compared(NamedTuple):
@@ -37,10 +51,9 @@ class Compared(NamedTuple):
 
 
 def compare(
-    sample: Sample, mesh: DeviceMesh, shape: tuple[int, ...], *placements: Placement, grads: Placement | None = None,
-    columns: Placement | None = None,
-) -> Compared:  # fmt: skip
-    """Compares results and gradients with torch's of whole tensors. Gradients have the placement `grads` if given."""
+    sample: Sample, mesh: DeviceMesh, shape: tuple[int, ...], *placements: Placement, columns: Placement | None = None
+) -> Compared:
+    """Compares results and gradients with torch's of whole tensors."""
     torch.manual_seed(0)
     whole = sample.leaves(*shape)
     leaves = [name for name, tensor in whole.items() if tensor.requires_grad]
@@ -52,9 +65,7 @@ def compare(
         tensors[name] = distribute_tensor(whole[name].detach(), mesh, [columns]).requires_grad_()
     with ExchangedBytes() as forward:
         results: Any = as_tuple(sample.function(**tensors))
-    of_grads = [
-        [grads or (Replicate() if isinstance(p, Partial) else p) for p in result.placements] for result in results
-    ]
+    of_grads = [[Replicate() if isinstance(p, Partial) else p for p in result.placements] for result in results]
     dy = [distribute_tensor(g, mesh, p) for g, p in zip(upstream, of_grads, strict=True)]
     with ExchangedBytes() as backward:
         found: Any = torch.autograd.grad(results, [tensors[name] for name in leaves], dy)
@@ -95,13 +106,12 @@ def sharded_rows_exchange_statistics_only(mesh: DeviceMesh) -> None:
         "softmax": (2, 1), "log_softmax": (2, 1), "rms_norm": (1, 1), "layer_norm": (2, 2), "skip_norm": (1, 1),
         "logsumexp": (2, 2), "l2_norm": (1, 2),
     }  # fmt: skip
-    for name, sample in SAMPLES.items():
+    for name, sample in (OPS | {"dim 0": SAMPLES["softmax of dim 0"]}).items():
         if sample.op.steps is None:
             dim = sample.dim % 2
             found = compare(sample, mesh, (64, 16) if dim == 0 else (16, 64), Shard(dim), columns=Shard(0))
             assert found[:2] == tuple(8 * 16 * number for number in numbers[sample.op.name]), name
-            for placement in (Shard(1 - dim), Replicate()):
-                assert compare(sample, mesh, (5, 3), placement)[:2] == (0, 0), name
+            assert compare(sample, mesh, (5, 3), Shard(1 - dim))[:2] == (0, 0), name
 
 
 @check
@@ -143,7 +153,9 @@ def scaled_and_masked_scores_exchange_two_numbers_per_row(mesh: DeviceMesh) -> N
 def causal_scores_with_every_placement_equal_torch(mesh: DeviceMesh) -> None:
     whole, g = (torch.randn(3, 4, 6, dtype=torch.float64) for _ in range(2))
     upper = ~torch.ones(4, 6, dtype=torch.bool).tril()
-    for placement, scale, zero in itertools.product((*map(Shard, range(3)), Replicate()), (1.0, 0.5), ("nan", "zero")):
+    for placement, scale, zero in zip(
+        (*map(Shard, range(3)), Replicate()), (1.0, 0.5) * 2, ("nan", "zero") * 2, strict=True
+    ):
         reference = whole.clone().requires_grad_()
         expected = torch.softmax((reference * scale).masked_fill(upper, -torch.inf), -1)
         expected.backward(g)
@@ -156,26 +168,10 @@ def causal_scores_with_every_placement_equal_torch(mesh: DeviceMesh) -> None:
 
 
 @check
-def values_are_cast_before_the_computation(mesh: DeviceMesh) -> None:
-    for values in (torch.tensor([[7e4, 0.0]]), torch.tensor([[2049, 2048, 0, 1]])):
-        for placement in (Shard(1), Shard(0), Replicate()):
-            x = distribute_tensor(values, mesh, [placement])
-            y = tridal.softmax(x, -1, dtype=torch.float16).full_tensor()
-            assert_close(y, torch.softmax(values, -1, dtype=torch.float16), equal_nan=True)
-
-
-@check
 def uneven_shards(mesh: DeviceMesh) -> None:
     samples = [sample for sample in OPS.values() if sample.op.arguments[0].role == "element"]
-    for sample, size in itertools.product(samples, {11, mesh.size() - 1, 1}):
-        compare(sample, mesh, (5, size), Shard(1))
-        compare(sample, mesh, (size, 5), Shard(0))
-
-
-@check
-def gradients_with_other_placements(mesh: DeviceMesh) -> None:
-    for name, placement in itertools.product(NAMES, (Shard(0), Replicate())):
-        compare(SAMPLES[f"{name} of dim -1"], mesh, (6, 10), Shard(1), grads=placement)
+    for sample, size in itertools.product(samples, {11, mesh.size() - 1}):
+        compare(sample, mesh, (5, size), Shard(sample.dim % 2))
 
 
 @check
@@ -185,8 +181,13 @@ def ranks_rotate_their_shards(mesh: DeviceMesh) -> None:
     query, key = (torch.randn(2, heads, 6, 4, dtype=torch.float64) for heads in (4, 2))
     batches = torch.randn(2, 2, 6, 4, dtype=torch.float64), torch.randn(2, 6, 4, dtype=torch.float64)
     whole = [Replicate()]
-    kinds = [*itertools.product(map(Shard, range(3)), whole), (Shard(3), whole[0]), (whole[0], Shard(1))]
-    kinds += [(Shard(d), Shard(d)) for d in range(3)]
+    kinds = [
+        (Shard(0), Shard(0)),
+        (Shard(1), whole[0]),
+        (whole[0], Shard(1)),
+        (Shard(2), Shard(2)),
+        (Shard(3), whole[0]),
+    ]
     for number, placements in enumerate(kinds):
         (cos, sin), plain = batches[number % 2], number % 3 == 0
         leaves = [x.clone().requires_grad_() for x in (query, key)]
@@ -222,49 +223,41 @@ def partial_input_is_reduced_first(mesh: DeviceMesh) -> None:
 
 
 @check
-def dtypes_equal_torch(mesh: DeviceMesh) -> None:
-    for name, dtype, cast in itertools.product(NAMES, (torch.bfloat16, torch.float32), (None, torch.float32)):
-        whole = torch.randn(4, 10).to(dtype)
-        x = distribute_tensor(whole, mesh, [Shard(1)]).requires_grad_()
-        y = getattr(tridal, name)(x, -1, cast)
-        expected = getattr(torch, name)(whole, -1, cast)
-        assert y.dtype == expected.dtype
-        assert_close(y.full_tensor(), expected, rtol=2e-2, atol=1e-2)
-        y.sum().backward()
-        assert x.grad is not None
-        assert x.grad.dtype == dtype
-
-
-@check
-def rows_with_inf_and_nan(mesh: DeviceMesh) -> None:
+def special_values_and_dtypes_equal_torch(mesh: DeviceMesh) -> None:
+    """Values are cast before the computation."""
     whole = torch.randn(4, 10, dtype=torch.float64)
-    whole[0] = -torch.inf
-    whole[1, 0] = torch.nan
-    whole[2, 9] = torch.inf
-    whole[3, :5] = -torch.inf
-    for name in NAMES:
-        y = getattr(tridal, name)(distribute_tensor(whole, mesh, [Shard(1)])).full_tensor()
-        assert_close(y, getattr(torch, name)(whole, -1), equal_nan=True)
+    whole[0] = whole[3, :5] = -torch.inf
+    whole[1, 0], whole[2, 9] = torch.nan, torch.inf
+    large, integers = torch.tensor([[7e4, 0.0]]), torch.tensor([[2049, 2048, 0, 1]])
+    for name, (values, cast) in itertools.product(
+        NAMES, ((whole, None), (whole.bfloat16(), torch.float32), (large, torch.float16), (integers, torch.float16))
+    ):
+        y = getattr(tridal, name)(distribute_tensor(values, mesh, [Shard(1)]), -1, cast)
+        assert_close(y.full_tensor(), getattr(torch, name)(values, -1, cast), equal_nan=True)
 
 
 @check
-def compiled_functions_and_double_backward_equal_torch(mesh: DeviceMesh) -> None:
-    for sample in OPS.values():
-        torch.compiler.reset()
+def double_backward_equals_torch(mesh: DeviceMesh) -> None:
+    for sample in [sample for sample in OPS.values() if sample.op.steps is None]:  # losses have one derivative
         whole = torch.randn(4, 11, dtype=torch.float64, requires_grad=True)
-        wanted = torch.autograd.grad(sample.theirs(whole).sin().sum(), whole, create_graph=True)[0]
-        second = torch.autograd.grad(wanted.sin().sum(), whole)[0]
         x = distribute_tensor(whole.detach(), mesh, [Shard(1)]).requires_grad_()
-        compiled = torch.compile(lambda x, sample=sample: sample.ours(x), backend="aot_eager")
-        compiles = sample.op.name in COMPILED
-        twice = sample.op.steps is None  # losses have one derivative of sharded classes
-        for function, differentiable in (*[(compiled, False)] * compiles, (sample.ours, twice)):
-            y = function(x)
-            assert_close(y.full_tensor(), sample.theirs(whole).detach())
-            (found,) = torch.autograd.grad(y.sin().sum(), x, create_graph=differentiable)
-            assert_close(found.full_tensor(), wanted.detach())
-        if twice:
-            assert_close(torch.autograd.grad(found.sin().sum(), x)[0].full_tensor(), second)
+        found, wanted = (
+            torch.autograd.grad(f(leaf).sin().sum(), leaf, create_graph=True)[0]
+            for f, leaf in ((sample.ours, x), (sample.theirs, whole))
+        )
+        second, expected = (torch.autograd.grad(g.sin().sum(), leaf)[0] for g, leaf in ((found, x), (wanted, whole)))
+        assert_close([found.full_tensor(), second.full_tensor()], [wanted.detach(), expected])
+
+
+@check
+def compiled_functions_equal_torch(mesh: DeviceMesh) -> None:
+    sample, whole = OPS["rms_norm"], torch.randn(4, 11, dtype=torch.float64, requires_grad=True)
+    x = distribute_tensor(whole.detach(), mesh, [Shard(1)]).requires_grad_()
+    y = torch.compile(lambda x: sample.ours(x), backend="aot_eager")(x)
+    expected = sample.theirs(whole)
+    assert_close(y.full_tensor(), expected.detach())
+    (found,), wanted = torch.autograd.grad(y.sin().sum(), x), torch.autograd.grad(expected.sin().sum(), whole)[0]
+    assert_close(found.full_tensor(), wanted)
 
 
 @check
@@ -286,13 +279,25 @@ def shards_know_the_columns_of_their_elements(mesh: DeviceMesh) -> None:
             assert torch.equal(found.full_tensor(), x.argmax(dim))
 
 
-def two_dimensional(mesh: DeviceMesh) -> None:
-    square = init_device_mesh(mesh.device_type, (2, 2))
+def on_two_dims(mesh: DeviceMesh, *sizes: int) -> None:
+    square = init_device_mesh(mesh.device_type, sizes)
     for name in NAMES:
         rows, columns = SAMPLES[f"{name} of dim -1"], SAMPLES[f"{name} of dim 0"]
-        assert compare(rows, square, (8, 12), Shard(0), Shard(1))[:2] == (2 * 8 * 4, 8 * 4)
-        assert compare(rows, square, (8, 12), Shard(1), Shard(1))[:2] == (2 * 2 * 8 * 8, 2 * 8 * 8)
         compare(rows, square, (7, 13), Shard(1), Shard(0))
         compare(columns, square, (7, 13), Shard(1), Shard(0))
         compare(rows, square, (7, 13), Shard(1), Replicate())
         compare(rows, square, (3, 5), Shard(1), Shard(1))
+
+
+@check
+def meshes_of_two_dims(mesh: DeviceMesh) -> None:
+    on_two_dims(mesh, 2, 1)
+    on_two_dims(mesh, 1, 2)
+
+
+def four_ranks_exchange_statistics_along_each_dim(mesh: DeviceMesh) -> None:
+    on_two_dims(mesh, 2, 2)
+    square = init_device_mesh(mesh.device_type, (2, 2))
+    for sample in (SAMPLES[f"{name} of dim -1"] for name in NAMES):
+        assert compare(sample, square, (8, 12), Shard(0), Shard(1))[:2] == (2 * 8 * 4, 8 * 4)
+        assert compare(sample, square, (8, 12), Shard(1), Shard(1))[:2] == (2 * 2 * 8 * 8, 2 * 8 * 8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ def cross_entropy_of_sharded_logits(mesh: DeviceMesh) -> None:
     """Classes or rows are sharded, evenly and unevenly. Results and both derivatives equal torch's of whole tensors."""
     options = ({}, {"label_smoothing": 0.1, "weight": True}, {"reduction": "sum"}, {"reduction": "none"})
     shapes = (((6, 8), Shard(1)), ((5, 7), Shard(1)), ((6, 8), Shard(0)), ((2, 7, 4), Shard(1)))
-    for first, probabilities in ((0, False), (1, False), (2, True)):  # each shape with three of the options
+    for first, probabilities in ((0, False), (2, True)):  # each shape with two of the options
         for (shape, placement), given in zip(shapes, (*options[first:], *options[:first]), strict=True):
             _compare(mesh, shape, placement, probabilities, dict(given))
 
@@ -60,7 +59,7 @@ def _compare(
 @check
 def linear_cross_entropy_with_a_sharded_vocabulary(mesh: DeviceMesh) -> None:
     x, matrix, target = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([1, 8, -100, 0, 5, 3])
-    for reduction in ("none", "mean", "sum"):
+    for reduction in ("none", "mean"):
         whole = [tensor.clone().requires_grad_() for tensor in (x, matrix)]
         expected = torch.nn.functional.cross_entropy(torch.nn.functional.linear(*whole), target, reduction=reduction)
         placed = [
@@ -79,7 +78,7 @@ def linear_cross_entropy_with_a_sharded_vocabulary(mesh: DeviceMesh) -> None:
 @check
 def the_registered_op_reduces_the_losses_of_all_ranks(mesh: DeviceMesh) -> None:
     op, x, target = torch.ops.tridal.cross_entropy, torch.randn(5, 7), torch.tensor([1, 6, -100, 0, 5])
-    for probabilities, (reduction, name) in itertools.product((False, True), enumerate(("none", "mean", "sum"))):
+    for probabilities, (reduction, name) in ((False, (1, "mean")), (False, (0, "none")), (True, (2, "sum"))):
         whole, targets = x.clone().requires_grad_(), x.softmax(1) if probabilities else target
         expected = torch.nn.functional.cross_entropy(whole, targets, reduction=name)
         expected.sum().backward()

@@ -35,7 +35,6 @@ def compiles(backend: str) -> bool:
 averages_on_gloo = pytest.mark.skipif(
     TORCH < (2, 9), reason="FSDP2 of this torch adds gradients on gloo and does not average them"
 )
-shards_logsumexp = pytest.mark.skipif(TORCH < (2, 8), reason="DTensor of this torch has no rule of logsumexp")
 ABSENT = ["torch._C._autograd._top_saved_tensors_default_hooks"] if TORCH < (2, 9) else []
 """Private items that the installed torch does not have."""
 

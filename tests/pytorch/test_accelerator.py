@@ -1,8 +1,10 @@
-"""Streams, graphs, threads, memory and offsets beyond 32 bits on an accelerator. Skipped without one."""
+"""Streams, memory, large plans and offsets beyond 32 bits of softmax on an accelerator. Skipped without one.
+
+`tests/library/test_library_accelerator.py` has graphs, threads and several devices, with all ops.
+"""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,7 +12,6 @@ import torch
 
 import tridal
 from tridal import testing
-from tridal.devices import registry
 from tridal.devices.types import Backend
 from tridal.ops import table
 from tridal.runtime import workspace
@@ -58,65 +59,6 @@ def test_raw_stream_handle(module: Any, device: torch.device) -> None:
     assert_is_softmax(y, x)
 
 
-def test_gradient_on_a_stream(module: Any, device: torch.device) -> None:
-    x, stream = torch.randn(64, 1000, device=device, requires_grad=True), module.Stream(device)
-    g = torch.randn(64, 1000, device=device)
-    module.synchronize()
-    tridal.softmax(x, stream=stream).backward(g)
-    module.synchronize()
-    expected = torch._softmax_backward_data(g.double(), torch.softmax(x.double(), -1), -1, torch.float64)
-    assert x.grad is not None
-    torch.testing.assert_close(x.grad.double(), expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(("shape", "dim"), SHAPES)
-def test_captured_graph_equals_eager(module: Any, device: torch.device, shape: tuple[int, ...], dim: int) -> None:
-    if not hasattr(module, "CUDAGraph"):
-        pytest.skip("this device has no graphs")
-    x, g = torch.randn(shape, device=device, requires_grad=True), torch.randn(shape, device=device)
-
-    def step() -> tuple[torch.Tensor, torch.Tensor]:
-        y = tridal.softmax(x, dim)
-        return y, torch.autograd.grad(y, x, g)[0]
-
-    side = module.Stream(device)
-    side.wait_stream(module.current_stream())
-    with module.stream(side):
-        for _ in range(3):
-            step()
-    module.current_stream().wait_stream(side)
-    graph = module.CUDAGraph()
-    with module.graph(graph):
-        y, dx = step()
-    for _ in range(3):
-        with torch.no_grad():
-            x.copy_(torch.randn_like(x))
-        graph.replay()
-        expected_y, expected_dx = step()
-        assert torch.equal(y, expected_y)
-        assert torch.equal(dx, expected_dx)
-
-
-def test_calls_from_several_threads(module: Any, device: torch.device) -> None:
-    xs = [torch.randn(17 + i, 300 + 7 * i, device=device) for i in range(8)] + [torch.randn(5, 90_000, device=device)]
-    module.synchronize()
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for x in xs:
-                assert_is_softmax(tridal.softmax(x), x)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
 @pytest.mark.parametrize("shape", [(4096, 4096), (64, 1 << 20), (64, 4096, 256)])
 def test_only_the_output_is_allocated(module: Any, device: torch.device, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, device=device)
@@ -154,18 +96,3 @@ def test_offsets_beyond_32_bits(module: Any, device: torch.device, shape: tuple[
     for index in (0, shape[1 - dim] // 2, shape[1 - dim] - 1):
         result, row = y.select(1 - dim, index).float(), x.select(1 - dim, index).double()
         torch.testing.assert_close(result.double(), torch.softmax(row, 0), rtol=2e-3, atol=1e-7)
-
-
-def test_tensor_on_the_last_device_while_the_first_is_current(
-    module: Any, device: torch.device, backend: Backend
-) -> None:
-    if backend.device_count() < 2:
-        pytest.skip("needs two devices")
-    last = torch.device(device.type, backend.device_count() - 1)
-    x = torch.randn(100, 781, device=last, requires_grad=True)
-    y = tridal.softmax(x)
-    y.backward(torch.ones_like(y))
-    assert y.device == last
-    assert_is_softmax(y.detach(), x.detach())
-    assert module.current_device() == 0
-    assert registry.serving(device.type) is backend

@@ -1,4 +1,4 @@
-"""DTensor on process groups of two and four ranks, and in a process that has not used it before.
+"""DTensor on process groups of two ranks, at night of four, and in a process that has not used it before.
 
 Each check runs on every rank, on the CPU and on two accelerators if there are two. All checks share one start of the
 processes.
@@ -16,14 +16,11 @@ pytest.importorskip("torch.distributed.tensor")
 if not torch.distributed.is_gloo_available():
     pytest.skip("needs gloo", allow_module_level=True)
 
-from dtensor_checks import two_dimensional, uneven_shards
+from dtensor_checks import four_ranks_exchange_statistics_along_each_dim, uneven_shards
 from dtensor_loss_checks import CHECKS
 from processes import python
-from ranks import Check, backends, failures_of
-from torch_versions import shards_logsumexp
+from ranks import backends, failures_of
 from tridal.devices.types import Backend
-
-FOUR_RANKS = pytest.mark.nightly("test_check_passes_on_two_ranks[uneven_shards], where a rank has no rows, too")
 
 
 @pytest.fixture(scope="module", params=["auto", *backends()])
@@ -43,47 +40,35 @@ def test_check_passes_on_two_ranks(failures: dict[tuple[str, int], str], name: s
 
 
 @pytest.mark.slow("it starts four ranks")
-@pytest.mark.parametrize("check", [two_dimensional, pytest.param(uneven_shards, marks=FOUR_RANKS)])
-def test_checks_pass_on_four_ranks(check: Check) -> None:
-    failures = failures_of({"check": check}, 4, "auto")
+@pytest.mark.nightly("test_check_passes_on_two_ranks: meshes_of_two_dims, and uneven_shards with a rank without rows")
+def test_checks_pass_on_four_ranks() -> None:
+    checks = (four_ranks_exchange_statistics_along_each_dim, uneven_shards)
+    failures = failures_of({check.__name__: check for check in checks}, 4, "auto")
     assert not failures, "\n".join(failures.values())
 
 
 def test_rules_are_not_imported_before_torchs_dtensor_module() -> None:
-    program = "import sys, torch, tridal; tridal.softmax(torch.randn(2)); "
+    """A torch without DTensor works, too."""
+    program = "import sys; sys.modules['torch.distributed.tensor'] = None\n"
+    program += "import torch, tridal; x = torch.randn(2, 4); tridal.rms_norm(x, (4,)); "
+    program += "tridal.linear_cross_entropy(x, torch.randn(3, 4), torch.tensor([0, 2])); "
     program += "print('tridal.pytorch.torch.dtensor' in sys.modules)"
     assert python("-c", program).stdout == "False\n"
-    blocked = "import sys; sys.modules['torch.distributed.tensor'] = None\n"
-    calls = "import torch, tridal; x = torch.randn(2, 4); tridal.rms_norm(x, (4,)); "
-    calls += "tridal.linear_cross_entropy(x, torch.randn(3, 4), torch.tensor([0, 2]))"
-    python("-c", blocked + calls)
 
 
-SAME = pytest.mark.nightly("the other ops of the same kind have the same rules, and test_dtensor.py::CHECKS all ops")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "softmax(x, -1)",
-        pytest.param("rms_norm(x, (4,))", marks=SAME),
-        pytest.param("linear_cross_entropy(x, x.detach(), target)", marks=(SAME, shards_logsumexp)),
-    ],
-)
 def test_the_first_dtensor_of_a_process_may_be_in_a_transform(
-    device: torch.device, backend: Backend, tmp_path: Path, call: str
+    device: torch.device, backend: Backend, tmp_path: Path
 ) -> None:
     program = f"""
 import torch, tridal
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 torch.distributed.init_process_group(init_method="file://{tmp_path}/group", rank=0, world_size=1)
 mesh = init_device_mesh("{device.type}", (1,))
 local = torch.linspace(-1, 1, 16, device="{device.type}").view(4, 4).sin()
-target = distribute_tensor(torch.arange(4, device="{device.type}"), mesh, [Replicate()])
 
 def loss(x):
-    return (tridal.{call} ** 2).sum()
+    return (tridal.softmax(x, -1) ** 2).sum()
 
 with tridal.use(device="{backend.name}"):
     x = distribute_tensor(local, mesh, [Shard(1)])
