@@ -134,6 +134,7 @@ def results_of(function: Callable[..., Any], tensors: Tensors) -> list[Tensor]:
     needed = [tensor for tensor in tensors.values() if tensor.requires_grad]
     differentiated = needed and results[0].requires_grad and not any(map(torch.Tensor.isnan, map(loss_of, results)))
     found = torch.autograd.grad(loss_of(results), needed) if differentiated else ()
+    assert [gradient.dtype for gradient in found] == [tensor.dtype for tensor in needed[: len(found)]]
     return [result.detach().as_subclass(Tensor) for result in (*results, *found)]
 
 

@@ -119,23 +119,6 @@ def test_the_launch_path_is_not_traced(
         assert not [str(warning.message) for warning in caught if "ynamo" in str(warning.message)]
 
 
-def test_frames_of_a_marked_function_are_not_traced_but_inlined(traced: set[tuple[str, str]]) -> None:
-    def inner(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @private.skip_frames
-    def marked(x: torch.Tensor) -> torch.Tensor:
-        return inner(x)
-
-    hidden = torch._dynamo.disable(lambda x: marked(x), recursive=False)
-    x = torch.ones(3)
-    assert torch.equal(compiled(lambda z: hidden(z + 0))(x), 2 * x)
-    assert {"marked", "inner"}.isdisjoint(name for _, name in traced)
-    if private.SKIPS_FRAMES:
-        assert torch.equal(torch.compile(lambda z: marked(z) + 0, backend="eager", fullgraph=True)(x), 2 * x)
-        assert {"marked", "inner"} <= {name for _, name in traced}
-
-
 @pytest.mark.parametrize("dim", [0, numpy.int64(0), True, 5, 1.0], ids=repr)
 def test_a_compiled_call_accepts_and_refuses_the_dims_of_an_eager_call(device: torch.device, dim: Any) -> None:
     x = torch.randn(4, 6, device=device)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import tridal
-from third_party_op import UNIT_NORM
 from torch_versions import compiled_error
 from tridal.errors import DimensionError, DTypeError, ShapeError, TensorDeviceError
 from tridal.library.glu.glu import SWIGLU
@@ -81,51 +80,30 @@ def test_a_tensor_that_torch_would_broadcast_is_an_error(device: torch.device, p
 
 INVALID_GRADIENTS: dict[str, tuple[tuple[Any, ...], type[Exception]]] = {
     "smaller saved tensor": ((torch.ones(512, 64), torch.ones(1, 5), 1, torch.float32), ShapeError),
-    "larger saved tensor": ((torch.ones(1, 5), torch.ones(512, 64), 1, torch.float32), ShapeError),
     "broadcast gradient": ((torch.ones(6, 1), X, 1, torch.float32), ShapeError),
     "other order of dims": ((torch.ones(8, 6), X, 1, torch.float32), ShapeError),
-    "other rank": ((torch.ones(48), X, 0, torch.float32), ShapeError),
-    "empty saved tensor": ((X, torch.ones(0, 8), 1, torch.float32), ShapeError),
     "zero-dim gradient": ((torch.ones(()), X, 0, torch.float32), ShapeError),
-    "dim above the range": ((X, X, 2, torch.float32), DimensionError),
-    "dim below the range": ((X, X, -3, torch.float32), DimensionError),
+    "dim out of range": ((X, X, 2, torch.float32), DimensionError),
     "integer gradient": ((X.int(), X, 1, torch.float32), DTypeError),
-    "integer saved tensor": ((X, X.long(), 1, torch.float32), DTypeError),
-    "boolean gradient": ((X.bool(), X, 1, torch.float32), DTypeError),
     "complex saved tensor": ((X, X.cfloat(), 1, torch.float32), DTypeError),
     "integer result": ((X, X, 1, torch.int32), DTypeError),
-    "complex result": ((X, X, 1, torch.complex64), DTypeError),
 }
 
 
 @pytest.mark.usefixtures("no_launch")
 @pytest.mark.parametrize(("arguments", "error"), INVALID_GRADIENTS.values(), ids=INVALID_GRADIENTS)
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        ("softmax", "plain"),
-        ("log_softmax", "meta"),
-        ("softmax", "autograd"),
-        ("unit_norm", "vmap"),
-        ("unit_norm", "no backend"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("place", ["device", "meta", "no backend"])
 def test_invalid_gradients_raise_before_a_kernel_is_prepared(
-    device: torch.device, name: str, mode: str, arguments: tuple[Any, ...], error: type[Exception]
+    device: torch.device, name: str, place: str, arguments: tuple[Any, ...], error: type[Exception]
 ) -> None:
-    tridal.row_function(UNIT_NORM)
-    grad, saved, dim, dtype = arguments
-    op = getattr(torch.ops.tridal, f"{name}_backward")
-    target = {"meta": torch.device("meta"), "no backend": torch.device("cpu")}.get(mode, device)
+    op, (grad, saved, dim, dtype) = getattr(torch.ops.tridal, f"{name}_backward"), arguments
+    target = {"meta": torch.device("meta"), "no backend": torch.device("cpu")}.get(place, device)
     grad, saved = grad.to(target), saved.to(target)
-    if mode == "vmap":
+    with tridal.use(device="auto") if place == "no backend" else tridal.use():
+        with pytest.raises(error):
+            op(grad, saved.clone().requires_grad_(saved.is_floating_point()), dim, dtype)
         with pytest.raises(error):
             torch.vmap(lambda g, s: op(g, s, dim, dtype))(torch.stack([grad, grad]), torch.stack([saved, saved]))
-        return
-    if mode == "autograd":
-        saved = saved.clone().requires_grad_(saved.is_floating_point())
-    with tridal.use(device="auto") if mode == "no backend" else tridal.use(), pytest.raises(error):
-        op(grad, saved, dim, dtype)
 
 
 @pytest.mark.usefixtures("no_launch")

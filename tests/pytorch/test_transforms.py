@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +12,10 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 import tridal
-from op_samples import EACH, EACH_OP, KINDS, OPS, Sample, as_one, as_tuple, registered_calls
+from op_samples import EACH_OP, Sample, as_tuple, each_kind, registered_calls
 
 Fn = Callable[[torch.Tensor], torch.Tensor]
+EACH_KIND = each_kind("this test with an op that is declared in the same way, and test_autograd.py::test_gradcheck")
 
 
 def squares(f: Fn) -> Fn:
@@ -40,15 +40,11 @@ def reverse_over_dual(f: Fn) -> Fn:
     return second
 
 
-TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {  # test_combinations.py has those of one order
+# `gradcheck` and `gradgradcheck` in test_autograd.py, and test_combinations.py, have those of one and two orders.
+TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {
     "vmap of the last dimension": lambda f: vmap(f, in_dims=-1),
     "vmap of vmap": lambda f: vmap(vmap(f, in_dims=1), in_dims=1),
-    "vmap of grad": lambda f: vmap(grad(squares(f))),
     "vjp, and vmap of it": gradients_of_outputs,
-    "jvp": lambda f: lambda z: jvp(f, (z,), (z.flip(0),))[1],
-    "jacrev": jacrev,
-    "jacfwd": jacfwd,
-    "hessian": lambda f: hessian(squares(f)),
     "jacfwd of jacfwd": lambda f: jacfwd(jacfwd(squares(f))),
     "jacrev of jacrev": lambda f: jacrev(jacrev(squares(f))),
     "grad of grad of grad": lambda f: grad(squares(grad(squares(grad(squares(f)))))),
@@ -56,26 +52,14 @@ TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {  # test_combinations.py has those 
 }
 
 
-OF_ALL_OPS = ("vmap of grad", "jvp", "jacfwd of jacfwd", "jacrev of jacrev")
-SAME_PATH = "this transform of an op that is declared in the same way, and OF_ALL_OPS of this op"
-
-
-@pytest.mark.parametrize(
-    ("transform", "sample"),
-    [
-        pytest.param(
-            transform, sample, id=f"{name}-{op}",
-            marks=() if op in KINDS or name in OF_ALL_OPS else pytest.mark.nightly(SAME_PATH),
-        )
-        for name, transform in TRANSFORMS.items() for op, sample in OPS.items()
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@each_kind("this transform of an op that is declared in the same way, and test_autograd.py::test_gradcheck of this op")
 def test_transform_equals_torch(device: torch.device, transform: Callable[[Fn], Fn], sample: Sample) -> None:
     x = torch.randn(2, 3, 4, dtype=torch.float64, device=device)
     assert_close(transform(sample.ours)(x), transform(sample.theirs)(x))
 
 
-@EACH_OP
+@EACH_KIND
 def test_transforms_of_the_registered_op_equal_torch(device: torch.device, sample: Sample) -> None:
     """A graph can contain the registered op without the public function."""
     x = torch.randn(3, 5, dtype=torch.float64, device=device)
@@ -85,38 +69,18 @@ def test_transforms_of_the_registered_op_equal_torch(device: torch.device, sampl
         pytest.skip("the op gets another tensor")
 
     def ours(z: torch.Tensor) -> torch.Tensor:
-        results = op(z, *others)
-        return results if isinstance(results, torch.Tensor) else results[0]
+        return as_tuple(op(z, *others))[0]
 
     def theirs(z: torch.Tensor) -> torch.Tensor:
-        results = sample.expected(**{**tensors, "input": z})
-        return results if isinstance(results, torch.Tensor) else results[0]
+        return as_tuple(sample.expected(**{**tensors, "input": z}))[0]
 
     for transform in (jacfwd, jacrev, lambda f: hessian(squares(f)), lambda f: lambda z: vmap(f)(torch.stack([z, -z]))):
         assert_close(transform(ours)(x), transform(theirs)(x))
 
 
-@EACH
-def test_derivatives_with_respect_to_each_tensor_and_for_each_sample_equal_torch(
-    device: torch.device, sample: Sample
-) -> None:
-    batch = torch.randn(2, 3, 4, dtype=torch.float64, device=device)
-    tensors = sample.tensors(batch[0])
-    for name in [name for name in tensors if name == "mask" or name in sample.differentiable]:
-
-        def squared(value: torch.Tensor, x: torch.Tensor, function: Any, name: str = name) -> torch.Tensor:
-            return as_one(function(**{**sample.tensors(x), name: value})).square().sum()
-
-        for transform, x in ((jacrev, batch[0]), (hessian, batch[0]), (lambda f: vmap(grad(f), (None, 0)), batch)):
-            losses = (functools.partial(squared, function=function) for function in (sample.function, sample.expected))
-            results = (transform(loss)(tensors[name], x) for loss in losses)
-            assert_close(*results, msg=lambda message, name=name: f"{name}: {message}")
-
-
-@pytest.mark.parametrize("served", [True, False])
-@EACH
+@EACH_KIND
 def test_gradients_of_a_result_and_its_tangent_in_a_dual_level_equal_torch(
-    device: torch.device, sample: Sample, served: bool
+    device: torch.device, sample: Sample
 ) -> None:
     """torch's own softmax fails here, and its layer_norm is wrong, but not their transforms of torch.func."""
     tensors = sample.tensors(torch.randn(3, 5, dtype=torch.float64, device=device))
@@ -131,14 +95,14 @@ def test_gradients_of_a_result_and_its_tangent_in_a_dual_level_equal_torch(
             return loss(*jvp(lambda value: sample.expected(**{**tensors, name: value}), (x,), (tangent,)))
 
         leaves = [t.detach().clone().requires_grad_() for t in (tensors[name], tensors[name].cos() + 0.2)]
-        with tridal.use(device=None if served else "auto"), forward_ad.dual_level():
+        with forward_ad.dual_level():
             results = as_tuple(sample.function(**{**tensors, name: forward_ad.make_dual(*leaves)}))
             pairs = [forward_ad.unpack_dual(result) for result in results]
             found = torch.autograd.grad(loss(*zip(*pairs, strict=True)), leaves)
         assert_close(found, grad(theirs, (0, 1))(*map(torch.Tensor.detach, leaves)))
 
 
-@EACH
+@EACH_OP
 def test_vmap_over_some_tensors_equals_torch_and_is_recorded(device: torch.device, sample: Sample) -> None:
     tensors = sample.tensors(torch.randn(4, 6, dtype=torch.float64, device=device))
     for batched in (*([name] for name in tensors), list(tensors)):
