@@ -8,13 +8,13 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, Dataset
 
 import tridal
 from conformance_helpers import INTERPRETER, registered
@@ -144,8 +144,6 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "softmax": tridal.softmax,
-    "rms_norm": lambda x: tridal.rms_norm(x, x.shape[-1:]),
-    "layer_norm": lambda x: tridal.layer_norm(x, x.shape[-1:]),
     "cross_entropy": lambda x: tridal.cross_entropy(x, torch.zeros(x.shape[0], dtype=torch.long)),
 }
 
@@ -156,12 +154,14 @@ def test_hundreds_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monke
     monkeypatch.setattr("tridal.pytorch.path.call.CAPACITY", 60)
     largest = 0
     with tridal.use(device="interpreter"):
-        for _ in range(3):
-            FUNCTIONS[name](torch.ones(2, 3, requires_grad=True)).sum().backward()
+        # Two calls are new. torch's first gradient imports its DTensor, and the next new call imports the rules of it,
+        # whose 300 objects stay.
+        for columns in (3, 3, 4, 4):
+            FUNCTIONS[name](torch.ones(2, columns, requires_grad=True)).sum().backward()
         registry.invalidate()
         gc.collect()
         before = len(gc.get_objects())
-        for number in range(1, 161):
+        for number in range(1, 121):
             for x in torch.ones(2, 1 + number % 7, 1 + number // 7):
                 FUNCTIONS[name](x.requires_grad_()).sum().backward()
             largest = max(largest, len(CALLS))
@@ -171,18 +171,17 @@ def test_hundreds_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monke
     assert not CALLS
     gc.collect()
     assert filled - 250 > len(gc.get_objects()), "the caches held objects, and were cleared"
-    assert len(gc.get_objects()) < before + 300, "none of the 320 calls keeps an object"
+    assert len(gc.get_objects()) < before + 60, "none of the 240 calls keeps an object"
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize(("name", "batch_invariant"), [*((name, False) for name in FUNCTIONS), ("softmax", True)])
-def test_unregistered_backends_are_released(name: str, batch_invariant: bool) -> None:
-    x = torch.ones(3, 5, requires_grad=True)
-    references = []
-    for number in range(5):
+@pytest.mark.parametrize("name", ["softmax", "cross_entropy"])
+def test_unregistered_backends_are_released(name: str) -> None:
+    x, references = torch.ones(3, 5, requires_grad=True), []
+    for number in range(3):
         with registered(Wrapped(f"temporary{number}")) as backend:
             references.append(weakref.ref(backend))
-            with tridal.use(device=backend.name, batch_invariant=batch_invariant):
+            with tridal.use(device=backend.name, batch_invariant=number == 1):
                 for _ in range(3):
                     FUNCTIONS[name](x).sum().backward()
         del backend
@@ -193,21 +192,6 @@ def test_unregistered_backends_are_released(name: str, batch_invariant: bool) ->
 
 
 def test_threads_compute_while_others_change_settings_and_backends() -> None:
-    failures: list[BaseException] = []
-    stop = threading.Event()
-
-    def guarded(work: Callable[[int], None]) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                for number in range(12):
-                    work(number)
-            except BaseException as error:
-                failures.append(error)
-            finally:
-                stop.set()
-
-        return run
-
     def compute(number: int) -> None:
         with tridal.use(device="interpreter"):
             x = torch.randn(2, 3 + number, requires_grad=True)
@@ -227,47 +211,13 @@ def test_threads_compute_while_others_change_settings_and_backends() -> None:
         with registered(Wrapped(f"other{threading.get_ident()}{number}")):
             registry.invalidate()
 
+    def repeated(work: Callable[[int], None]) -> None:
+        for number in range(12):
+            work(number)
+
     before = settings.current().device
-    threads = [threading.Thread(target=guarded(work)) for work in (compute, compute, change_settings, change_backends)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-    assert failures == []
+    with ThreadPoolExecutor(4) as threads:
+        for _ in threads.map(repeated, (compute, compute, change_settings, change_backends), timeout=300):
+            pass
     assert settings.current().device == before
-    assert_clean()
-
-
-class Rows(Dataset[Any]):
-    """Computes each item with the interpreter, in the process of the worker."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.arange(6.0).reshape(2, 3) * index
-        with tridal.use(device="interpreter"):
-            return tridal.softmax(x), torch.softmax(x, -1)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_workers_of_a_data_loader_compute_while_the_parent_does() -> None:
-    stop = threading.Event()
-
-    def compute() -> None:
-        with tridal.use(device="interpreter"):
-            while not stop.wait(0.01):
-                tridal.softmax(torch.ones(2, 3))
-
-    thread = threading.Thread(target=compute)
-    thread.start()
-    try:
-        loader = DataLoader(Rows(), num_workers=1, multiprocessing_context="fork", timeout=120)
-        items = list(loader)
-    finally:
-        stop.set()
-        thread.join(60)
-    assert len(items) == 2
-    for found, expected in items:
-        assert_close(found, expected)
     assert_clean()
