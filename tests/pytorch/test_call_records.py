@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -62,16 +62,12 @@ def test_kernels_are_recorded_on_every_path(
 
 
 def test_calls_of_other_threads_are_recorded(backend: Backend, device: torch.device) -> None:
-    def work() -> None:
+    def work(_: int) -> None:
         with tridal.use(device=backend.name):
             tridal.softmax(torch.randn(3, 5, device=device))
 
-    with tridal.record_calls() as calls:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with tridal.record_calls() as calls, ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert ops(calls, backend.name) == ["softmax"] * 4
 
 
@@ -102,17 +98,10 @@ def test_calls_that_torch_computes_are_recorded_with_the_reason(
 
 def test_blocks_nest_and_an_exception_ends_a_block(device: torch.device) -> None:
     x = torch.randn(3, 5, device=device)
-    inner: list[CallRecord] = []
-
-    def fail() -> None:
-        with tridal.record_calls() as calls:
-            tridal.softmax(x)
-            inner.extend(calls)
-            raise KeyError
-
     with tridal.record_calls() as outer:
-        with pytest.raises(KeyError):
-            fail()
+        with pytest.raises(KeyError), tridal.record_calls() as inner:  # noqa: PT012
+            tridal.softmax(x)
+            raise KeyError
         tridal.softmax(x)
     assert (len(outer), len(inner)) == (2, 1)
 

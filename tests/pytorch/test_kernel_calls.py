@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ import torch
 import tridal
 from tridal.devices.types import Backend
 from tridal.errors import ShapeError
-from tridal.ops import NoKernel
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.kernel_calls import launch_kernel
 from tridal.pytorch.path.run_source import KernelUse
@@ -61,22 +60,11 @@ def context(backend: Backend, device: torch.device) -> Iterator[DeviceContext]:
         yield device_context(device)
 
 
-def run_kernel(
-    context: DeviceContext, kernel: RowKernel, dim: int, inputs: tuple[torch.Tensor, ...], *arguments: Any,
-    out: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, ...] | None:  # fmt: skip
-    given = () if out is None else (out,)
-    try:
-        return launch_kernel(context, KernelUse(kernel, dim, *arguments), len(given), *given, *inputs)
-    except NoKernel:
-        return None
-
-
-def run(context: DeviceContext, kernel: RowKernel, *inputs: torch.Tensor, **keywords: Any) -> tuple[torch.Tensor, ...]:
-    dtypes = (F32,) * (len(kernel.writes) + len(kernel.row_writes))
-    results = run_kernel(context, kernel, 1, inputs, dtypes, **keywords)
-    assert results is not None
-    return results
+def run(
+    context: DeviceContext, kernel: RowKernel, *inputs: torch.Tensor, dim: int = 1, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    given, dtypes = () if out is None else (out,), (F32,) * (len(kernel.writes) + len(kernel.row_writes))
+    return launch_kernel(context, KernelUse(kernel, dim, dtypes), len(given), *given, *inputs)
 
 
 def test_constants_replace_tensors_and_reach_functions(context: DeviceContext, device: torch.device) -> None:
@@ -107,67 +95,48 @@ def test_rows_beyond_the_last_one_add_nothing_to_sums(
     kernel = RowKernel("more", __name__, ("x",), (), ("one_more",), column_writes=("one_more",))
     x = torch.randint(9, shape, device=device).float()
     for dim in range(x.dim()):
-        found = run_kernel(context, kernel, dim, (x,), (F32,))
-        assert found is not None
+        found = run(context, kernel, x, dim=dim)
         others = [other for other in range(x.dim()) if other != dim]
         assert torch.equal(found[0], x + 1)
         assert torch.equal(found[1], (x + 1).sum(others))
 
 
-def test_out_may_be_the_first_input(context: DeviceContext, device: torch.device) -> None:
-    kernel = row_tensors.CROSS_ENTROPY_BACKWARD
-    for offset in (0, 1):
-        memory = torch.randn(5 * 37 + offset, device=device)
-        x, target = memory[offset:].view(5, 37), torch.randint(37, (5,), device=device)
-        lse, dy = x.logsumexp(1), torch.rand(5, device=device)
-        (apart,) = run(context, kernel, x, lse, dy, target)
-        (inside,) = run(context, kernel, x, lse, dy, target, out=x)
-        assert inside is x
-        torch.testing.assert_close(inside, apart, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("shape", [(5, 37), (3, 37, 5)])
-def test_out_may_have_unused_elements_between_rows(
-    context: DeviceContext, device: torch.device, shape: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("shape", "unused", "offset"), [((5, 37), 0, 0), ((5, 37), 0, 1), ((5, 37), 3, 0), ((3, 37, 5), 3, 0)]
+)
+def test_out_may_be_the_first_input_with_unused_elements_between_rows(
+    context: DeviceContext, device: torch.device, shape: tuple[int, ...], unused: int, offset: int
 ) -> None:
-    kernel, memory = row_tensors.CROSS_ENTROPY_BACKWARD, torch.randn(*shape[:-1], shape[-1] + 3, device=device)
-    x, rows = memory[..., : shape[-1]], (shape[0], *shape[2:])
-    target, dy = torch.randint(37, rows, device=device), torch.rand(rows, device=device)
-    unused, inputs = memory[..., shape[-1] :].clone(), (x, x.logsumexp(1), dy, target)
-    (apart,), original = run(context, kernel, *inputs), x.clone()
-    (inside,) = run(context, kernel, *inputs, out=x)
-    assert inside is x
-    torch.testing.assert_close(inside, apart, rtol=1e-6, atol=1e-7)
-    assert torch.equal(memory[..., shape[-1] :], unused)
-    with tridal.use(batch_invariant=True):
+    kernel, (*before, last) = row_tensors.CROSS_ENTROPY_BACKWARD, shape
+    wide, rows = (*before, last + unused), (shape[0], *shape[2:])
+    memory = torch.randn(offset + torch.Size(wide).numel(), device=device)[offset:].view(wide)
+    x, target, dy = memory[..., :last], torch.randint(37, rows, device=device), torch.rand(rows, device=device)
+    between, original, inputs = memory[..., last:].clone(), x.clone(), (x, x.logsumexp(1), dy, target)
+    (apart,) = run(context, kernel, *inputs)
+    for invariant in (False, True):
         x.copy_(original)
-        run(device_context(device), kernel, *inputs, out=x)
-        torch.testing.assert_close(x, apart, rtol=1e-6, atol=1e-7)
-        assert torch.equal(memory[..., shape[-1] :], unused)
+        with tridal.use(batch_invariant=invariant):
+            (inside,) = run(device_context(device), kernel, *inputs, out=x)
+        assert inside is x
+        torch.testing.assert_close(inside, apart, rtol=1e-6, atol=1e-7)
+        assert torch.equal(memory[..., last:], between)
 
 
 @pytest.mark.parametrize(
-    ("name", "position", "shape", "message"),
+    ("position", "shape", "message"),
     [
-        ("squares", 2, (16,), "weight must have the shape (4096,), got (16,): a number per column of"),
-        ("squares", 1, (5, 2), "index must have the shape (5,), got (5, 2): a number per row of"),
-        ("rms_norm_backward", 1, (4, 4096), "x must have the shape (5, 4096), got (4, 4096): a number per element of"),
+        (2, (16,), "weight must have the shape (4096,), got (16,): a number per column of x"),
+        (1, (5, 2), "index must have the shape (5,), got (5, 2): a number per row of x"),
     ],
 )
 def test_wrong_shape_is_refused_before_a_kernel_reads_beyond_the_end(
-    context: DeviceContext, device: torch.device, name: str, position: int, shape: tuple[int, ...], message: str
+    context: DeviceContext, device: torch.device, position: int, shape: tuple[int, ...], message: str
 ) -> None:
     """A weight of 16 numbers for 4,096 columns, for example."""
-    kernels = {kernel.name: kernel for kernel in (SQUARES, row_tensors.RMS_NORM_BACKWARD)}
-    kernel, x = kernels[name], torch.ones(5, 4096, device=device)
-    per_row, weight = torch.ones(5, device=device), torch.ones(4096, device=device)
-    inputs = [x, per_row.long(), weight] if kernel is SQUARES else [x, x, per_row, weight]
-    inputs[position] = torch.ones(shape, dtype=inputs[position].dtype, device=device)
-    with pytest.raises(ShapeError) as raised:
-        run(context, kernel, *inputs)
-    first = kernel.reads[0]
-    assert str(raised.value).startswith(f"{name}: {message}")
-    assert str(raised.value).endswith(f" of {first}, which has the shape (5, 4096) and rows along dim 1")
+    inputs = [torch.ones(5, 4096), torch.ones(5, dtype=torch.int64), torch.ones(4096)]
+    inputs[position] = torch.ones(shape, dtype=inputs[position].dtype)
+    with pytest.raises(ShapeError, match=re.escape(f"squares: {message}, which has the shape (5, 4096)")):
+        run(context, SQUARES, *(tensor.to(device) for tensor in inputs))
 
 
 LIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -190,21 +159,9 @@ def test_a_launch_computes_only_tensors_like_its_own(
     for kind in ("plain", name) * 2:
         given = LIKE[kind](x)
         with tridal.use(batch_invariant=kind == "batch invariant"):
-            found = run_kernel(device_context(device), kernel, 1, (given,), (F32,))
-        assert found is not None
+            found = run(device_context(device), kernel, given)
         assert torch.equal(found[0], given.float() + 1)
     assert len(planned) == 1 + (name != "plain")
-
-
-def test_torch_computes_empty_and_unsupported_tensors(context: DeviceContext, device: torch.device) -> None:
-    x, dy = torch.randn(0, 37, device=device), torch.rand(0, device=device)
-    index = torch.zeros(0, dtype=torch.int64, device=device)
-    assert run_kernel(context, row_tensors.CROSS_ENTROPY_BACKWARD, 1, (x, dy, dy, index), (F32,)) is None
-    with tridal.use(fallback="torch"):
-        plain = device_context(device)
-        narrow, dy = torch.randn(2, 3, device=device).to(torch.float8_e5m2), torch.rand(2, device=device)
-        inputs = (narrow, dy, dy, torch.zeros(2, dtype=torch.int64, device=device))
-        assert run_kernel(plain, row_tensors.CROSS_ENTROPY_BACKWARD, 1, inputs, (F32,)) is None
 
 
 @triton.jit
@@ -230,13 +187,12 @@ def test_contiguous_unaligned_rows_are_merged_if_elements_are_computed_alone(
     x = torch.randn(shape, device=device)
     added = 1 if function == "one_more" else torch.arange(shape[-1], device=device)
     with caplog.at_level("DEBUG", logger="tridal"):
-        found = run_kernel(context, kernel, x.dim() - 1, (x,), (F32,))
-    assert found is not None
+        found = run(context, kernel, x, dim=x.dim() - 1)
     assert torch.equal(found[0], x + added)
     assert f"Problem(cols={planned[1]}, inner={planned[0]}, " in caplog.text
     for part in (slice(shape[0] - 1), slice(1, None)):  # other rows, strides and alignment
-        (found,) = run_kernel(context, kernel, x.dim() - 1, (x[part],), (F32,)) or ()
+        (found,) = run(context, kernel, x[part], dim=x.dim() - 1)
         assert torch.equal(found, x[part] + added)
     strided = torch.randn(*shape[:-1], 9, device=device)[..., 1:8] if shape[-1] == 7 else x
-    (found,) = run_kernel(context, kernel, x.dim() - 1, (strided,), (F32,)) or ()
+    (found,) = run(context, kernel, strided, dim=x.dim() - 1)
     assert torch.equal(found, strided + added)

@@ -203,16 +203,18 @@ def test_modes_see_known_calls(base: type) -> None:
 
 
 def test_transforms_and_batches_of_gradients_between_known_calls() -> None:
-    x = torch.randn(3, 4, requires_grad=True)
-    basis = torch.eye(12).view(12, 3, 4)
+    x, basis = torch.randn(3, 4, requires_grad=True), torch.eye(12).view(12, 3, 4)
+
+    def compute(softmax: Callable[..., Tensor]) -> list[Any]:
+        y = softmax(x, -1)
+        alone = torch.autograd.grad(y, x, basis[5], retain_graph=True)
+        batched = torch.autograd.grad(y, x, basis, is_grads_batched=True)
+        return [alone, batched, torch.vmap(lambda row: softmax(row, -1))(x), *torch.func.jvp(
+            lambda z: softmax(z, -1), (x,), (x.cos(),)
+        )]  # fmt: skip
+
     for _ in range(2):
-        ours, theirs = tridal.softmax(x), torch.softmax(x, -1)
-        assert_close(*(torch.autograd.grad(y, x, basis[5], retain_graph=True) for y in (ours, theirs)))
-        assert_close(*(torch.autograd.grad(y, x, basis, is_grads_batched=True) for y in (ours, theirs)))
-        batched, alone = (torch.vmap(lambda row, f=f: f(row, -1))(x) for f in (tridal.softmax, torch.softmax))
-        assert_close(batched, alone)
-        tangents = (torch.func.jvp(lambda z, f=f: f(z, -1), (x,), (x.cos(),)) for f in (tridal.softmax, torch.softmax))
-        assert_close(*tangents)
+        assert_close(compute(tridal.softmax), compute(torch.softmax))
 
 
 def test_a_thread_has_its_own_settings_and_shares_calls(planned: list[KernelCall]) -> None:

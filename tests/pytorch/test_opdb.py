@@ -126,12 +126,11 @@ def test_samples_of_tridal_functions_equal_torch(device: torch.device, info: Any
 
 
 @pytest.mark.parametrize("function", [tridal.softmax, tridal.log_softmax], ids=["softmax", "log_softmax"])
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_dtypes_raise(device: torch.device, function: Any, dtype: torch.dtype) -> None:
-    with pytest.raises(tridal.errors.DTypeError, match="complex"):
-        function(torch.randn(3, 5, dtype=dtype, device=device), -1)
-    with pytest.raises(tridal.errors.DTypeError, match="complex"):
-        function(torch.randn(3, 5, device=device), -1, dtype)
+def test_complex_dtypes_raise(device: torch.device, function: Any) -> None:
+    x, dtype = torch.randn(3, 5, device=device), torch.complex64
+    for arguments in ((x.to(dtype), -1), (x, -1, dtype)):
+        with pytest.raises(tridal.errors.DTypeError, match="complex"):
+            function(*arguments)
 
 
 @pytest.mark.parametrize("info", [info for info in (*OPS, *LOSS_OPS) if info.name in FUNCTIONS | LOSSES], ids=label)

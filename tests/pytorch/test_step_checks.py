@@ -71,13 +71,6 @@ def scale(call: Any, named: Any, *inputs: Any, **options: Any) -> Any:
     return call.kernel(SCALE, *(inputs or [named["input"]]), **options)
 
 
-def test_steps_without_a_fault() -> None:
-    _, function = declared(energy)
-    torch.testing.assert_close(function(X), X.square().sum(-1))
-    _, function = declared(functools.partial(scale, factor=2.0, MODE="times"), "element")
-    torch.testing.assert_close(function(X), 2 * X)
-
-
 @pytest.mark.parametrize(
     ("steps", "message"),
     [

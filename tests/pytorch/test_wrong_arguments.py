@@ -76,12 +76,3 @@ def test_a_sparse_or_nested_tensor_raises_layout_error(function: Any, name: str)
     for value in (tensor.to_sparse(), torch.nested.nested_tensor([tensor, tensor], layout=torch.jagged)):
         with pytest.raises(LayoutError, match=f"^{function.__name__}: {name} must be a dense tensor.*: use {name}.to_"):
             function(**{**CALLS[function], name: value})
-
-
-def test_the_advice_for_scores_works() -> None:
-    with pytest.raises(LayoutError) as found:
-        tridal.softmax(X.to_sparse(), mask=X > 0)
-    assert str(found.value).endswith(
-        "use input.to_dense() or torch.sparse.softmax(input, dim), where absent elements are -inf"
-    )
-    assert torch.sparse.softmax(X.to_sparse(), -1).to_dense().shape == X.shape
