@@ -17,7 +17,7 @@ from tridal.devices.types import KernelConfig
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
 CONFIGS = {
     "one row": KernelConfig("cooperative", 1, 16),
-    "many programs": KernelConfig("cooperative", 1, 4),
+    "many programs": KernelConfig("cooperative", 1, 8),
     "rows of a tile": KernelConfig("cooperative", 2, 16),
     "one tile for each group": KernelConfig("cooperative", 1, 16, persistent=False),
     "reload": KernelConfig("cooperative", 1, 16, reload=True),
@@ -34,15 +34,15 @@ def interpreted() -> None:
 
 
 def pairs() -> Iterator[Any]:
-    """All configurations for layer_norm, which has two statistics and numbers per column, and two for each other op."""
+    """All configurations for layer_norm, which has two statistics and numbers per column, and one for each other op."""
     for number, (name, sample) in enumerate(OPS.items()):
-        own = [*CONFIGS] if name == "layer_norm" else ([*CONFIGS] * 2)[number % 7 : number % 7 + 4 : 3]
+        own = [*CONFIGS] if name == "layer_norm" else [[*CONFIGS][number % 7]]
         yield from (pytest.param(sample, CONFIGS[config], id=f"{name}, {config}") for config in own)
 
 
 @pytest.mark.parametrize(("sample", "config"), [*pairs()])
 def test_results_and_gradients_are_those_of_torch(sample: Sample, config: KernelConfig) -> None:
-    tensors = sample.leaves(5, 41, dtype=torch.float32)
+    tensors = sample.leaves(3, 41, dtype=torch.float32)
     exact = {
         n: (t.double() if t.is_floating_point() else t).detach().requires_grad_(t.requires_grad)
         for n, t in tensors.items()
@@ -56,9 +56,9 @@ def test_results_and_gradients_are_those_of_torch(sample: Sample, config: Kernel
 
 @EACH_CONFIG
 def test_parts_of_infinities_and_nans_do_not_reach_other_rows(config: KernelConfig) -> None:
-    x = torch.randn(8, 41)
-    x[0, :16] = x[1, 16:] = x[2, 32:] = x[3] = -torch.inf
-    x[4, 20] = x[5, 40] = torch.nan
+    x = torch.randn(6, 41)
+    x[0, :16] = x[1, 16:] = x[2] = -torch.inf
+    x[3, 20] = x[4, 40] = torch.nan
     expected = torch.softmax(x.double(), -1)
     with cooperative(config), tridal.record_calls() as records:
         y = tridal.softmax(x)
@@ -66,7 +66,7 @@ def test_parts_of_infinities_and_nans_do_not_reach_other_rows(config: KernelConf
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-@EACH_CONFIG
+@pytest.mark.parametrize("config", [CONFIGS["one row"], CONFIGS["rows of a tile"]])
 def test_nans_whose_bits_are_all_ones_are_published(config: KernelConfig) -> None:
     """Two of them would be the word that says "not published", for which programs wait."""
     x = torch.randn(4, 41)
@@ -77,9 +77,8 @@ def test_nans_whose_bits_are_all_ones_are_published(config: KernelConfig) -> Non
 
 
 @EACH_CONFIG
-@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (7, 3)])
-def test_groups_of_programs_compute_each_row_once_in_any_order(config: KernelConfig, rows: int, groups: int) -> None:
-    for seed, offset in enumerate((0, 1)):
+def test_groups_of_programs_compute_each_row_once_in_any_order(config: KernelConfig) -> None:
+    for seed, (rows, groups, offset) in enumerate(((1, 1, 0), (5, 3, 1))):
         x = torch.randn(rows * 41 + offset)[offset:].view(rows, 41)
         with cooperative(config, groups, seed):
             y = tridal.softmax(x)

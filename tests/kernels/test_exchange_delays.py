@@ -1,12 +1,10 @@
 """The exchange under random delays: results do not change, and the workspace is zero after each launch.
 
-The launches need an NVIDIA GPU. That the delayed kernels compile, and differ by their delays only, is tested without.
+The launches need an NVIDIA GPU. That the delayed kernels compile, and have the same steps, is tested without.
 """
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,10 +13,9 @@ import pytest
 import torch
 
 from call_helpers import SM_90, kernel_call
-from exchange_delays import DELAYED, STEPS, delayed_kernels, delayed_source, shipped_source
+from exchange_delays import delayed_kernels
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
-from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
 from tridal.runtime.specialization import KernelCall
 
@@ -33,41 +30,20 @@ def config(programs_per_row: int, **fields: Any) -> KernelConfig:
     return KernelConfig("cooperative", **{"rows": 1, "cols": 1024, "programs_per_row": programs_per_row, **fields})
 
 
-BACKWARD = kernel_call((40, 2500, 4), 1, kernel=SOFTMAX.backward, parameters=(None,))
-
 CASES = {
-    "one_shot": (kernel_call((3, 40 * 1024 - 5)), config(40, persistent=False), 120),
     "one_shot_of_100_programs": (kernel_call((1, 100 * 1024), dtypes="bfloat16"), config(100, persistent=False), 100),
     "dynamic": (kernel_call((50, 9 * 1024), kernel=LOG_SOFTMAX.forward), config(9), 63),
     "dynamic_with_head_and_tail": (kernel_call((50, 9 * 1024 + 3)), config(10, peel=True), 70),
-    "static": (kernel_call((50, 9 * 1024), dtypes="float16"), config(9, num_stages=3), 63),
     "many_programs": (kernel_call((10, 97 * 1024 - 1)), config(97), 97),
     "static_many_programs": (kernel_call((10, 97 * 1024), dtypes="bfloat16"), config(97, num_stages=2), 97),
     "several_rows": (kernel_call((9, 2500, 64), 1), config(20, rows=32, cols=128), 100),
-    "few_rows": (BACKWARD, config(5, rows=4, cols=512), 60),
-    "more_groups_than_tiles": (kernel_call((3, 9 * 1024)), config(9), 45),
     "small_tiles": (kernel_call((60, 100)), config(4, cols=32), 24),
 }  # fmt: skip
 """A call, a configuration and a number of programs, all of which are resident on a GPU with 132 multiprocessors."""
 
 
-@pytest.mark.parametrize("module", DELAYED)
-def test_delayed_source_differs_by_delays_only(module: str) -> None:
-    def statements(source: str) -> list[str]:
-        tree = ast.parse(source)
-        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name != "_delay"]
-        return [line for function in functions for line in ast.unparse(function).splitlines()]
-
-    delayed, shipped = statements(delayed_source(module, 1)), statements(shipped_source(module))
-    steps = [step for line in shipped for step in re.findall(rf"tl\.(?:{'|'.join(STEPS)})\(", line)]
-    delays = [line for line in delayed if line.strip().startswith("_delay(")]
-    assert [line for line in delayed if line not in delays] == shipped
-    assert len(set(map(str.strip, delays))) == len(delays) == len(steps) > 0
-
-
-@pytest.mark.parametrize("case", ["dynamic"])
-def test_delayed_kernels_compile(case: str) -> None:
-    call, configuration, _ = CASES[case]
+def test_delayed_kernels_have_the_same_steps() -> None:
+    call, configuration, _ = CASES["dynamic"]
     steps = ("ld.volatile.global", "atom.global", "bar.sync", "st.global.b64")
     shipped = compiler.compile_kernel(call.specialize(configuration), SM_90).asm["ptx"]
     with delayed_kernels(1):

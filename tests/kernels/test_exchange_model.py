@@ -7,32 +7,28 @@ import pytest
 from exchange_model.explore import explore, run
 from exchange_model.faults import FAULTS, SeededFault
 from exchange_model.launches import LONG, MANY, SHORT, Launch
-from exchange_model.source import Edit
-from processes import python
 
-SEEDS = 3
+# These take 3 to 10 seconds each. Others are dynamic, too, with two warps or delayed writes.
+SLOW = (Launch(2, 2), Launch(2, 4, warps=(1, 2)), Launch(2, 2, warps=(2, 1), delayed=True, ordered=True))
+NIGHTLY = pytest.mark.nightly("the launches of test_all_interleavings with fewer steps, and the seeded faults")
 
 
-@pytest.mark.parametrize("launch", SHORT, ids=str)
+def by_day(launches: tuple[Launch, ...], *fast: Launch) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "launch", [pytest.param(each, id=str(each), marks=() if each in fast else NIGHTLY) for each in launches]
+    )
+
+
+@by_day(SHORT + LONG, *(launch for launch in SHORT if launch not in SLOW))
 def test_all_interleavings(launch: Launch) -> None:
     result = explore(launch)
     assert result.fault is None, "\n".join((*result.fault.trace, result.fault.message))
     assert result.states > 100
 
 
-@pytest.mark.parametrize("launch", LONG, ids=str)
-def test_all_interleavings_of_more_steps(launch: Launch, pytestconfig: pytest.Config) -> None:
-    if not pytestconfig.getoption("--matrix"):
-        pytest.skip("takes up to a minute: run with --matrix")
-    test_all_interleavings(launch)
-
-
-@pytest.mark.parametrize("launch", MANY, ids=str)
+@by_day(MANY, *MANY[:3])
 def test_random_orders_of_many_programs(launch: Launch, pytestconfig: pytest.Config) -> None:
-    matrix = pytestconfig.getoption("--matrix")
-    if launch not in MANY[:3] and not matrix:
-        pytest.skip("run with --matrix")
-    for seed in range(SEEDS if matrix else 1):
+    for seed in range(3 if pytestconfig.getoption("--matrix") else 1):
         result = run(launch, seed)
         assert result.fault is None, "\n".join((*result.fault.trace, f"seed {seed}: {result.fault.message}"))
 
@@ -43,15 +39,10 @@ def test_seeded_fault_is_found(seeded: SeededFault) -> None:
     assert fault is not None
     assert seeded.found in fault.message
     assert fault.trace
-    assert all(step.startswith("program ") for step in fault.trace)
 
 
-@pytest.mark.parametrize(
-    "launch", dict.fromkeys(s.launch for s in FAULTS if s.edits and s.launch not in SHORT), ids=str
-)
-def test_launch_of_a_seeded_fault_has_none_without_it(launch: Launch, pytestconfig: pytest.Config) -> None:
-    if (launch.delayed or launch.tiles * launch.groups > 4) and not pytestconfig.getoption("--matrix"):
-        pytest.skip("takes up to a minute: run with --matrix")
+@by_day(tuple(dict.fromkeys(s.launch for s in FAULTS if s.edits and s.launch not in SHORT)))
+def test_launch_of_a_seeded_fault_has_none_without_it(launch: Launch) -> None:
     assert explore(launch).fault is None
 
 
@@ -68,29 +59,3 @@ def test_random_order_of_many_programs_finds_a_fault(name: str, launch: Launch) 
     fault = run(launch, 0, edits).fault
     assert fault is not None
     assert "deadlock" in fault.message
-
-
-def test_edit_of_a_text_that_is_missing_is_refused() -> None:
-    with pytest.raises(ValueError, match="contains 0 times, not once: 'missing text'"):
-        explore(Launch(2, 1), (Edit("exchange", "missing text", ""),))
-
-
-def test_loop_that_uses_values_of_the_last_iteration_is_refused() -> None:
-    with pytest.raises(AssertionError, match="reads word of the last one"):
-        explore(
-            Launch(2, 1, persistent=False),
-            (Edit("exchange", "word, done = _poll(slots + index, valid)", "done, word = word, done"),),
-        )
-
-
-def test_command_lists_launches_and_faults_without_torch_or_triton() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
-        "from exchange_model import __main__ as command\n"
-        "command.SHORT, command.MANY, command.FAULTS = command.SHORT[2:4], (), command.FAULTS[:3]\n"
-        "sys.argv = ['exchange_model', '--json']\n"
-        "command.main()"
-    )
-    done = python("-c", code, new=True)
-    assert done.stdout.count('"kind": "all interleavings"') == 2
-    assert done.stdout.count('"kind": "seeded fault"') == 3

@@ -129,11 +129,6 @@ def test_bounds_mask_terms_if_padding_is_not_neutral_or_a_term_uses_them(
         assert "maths.bounded(a_edge, total, in_bounds_edge)" in text(kernel)
 
 
-def test_a_first_term_gets_no_bounds(make_kernel: Callable[..., RowKernel]) -> None:
-    with pytest.raises(PluginError, match="bounded names total, in_bounds; as term of kernel 'norm' it can name"):
-        constants_of(make_kernel(statistics=(Statistic("deviation", "sum", term="bounded"),), writes=("element",)))
-
-
 def test_an_unmasked_sum_over_rows_uses_no_statistic(make_kernel: Callable[..., RowKernel]) -> None:
     kernel = make_kernel(column_writes=("scaled",))
     assert "maths.scaled(a, total)" in text(kernel, KernelConfig("whole_row", 1, 512))
@@ -171,7 +166,7 @@ def test_each_of_three_statistics_may_use_the_first_one(make_kernel: Callable[..
         constants_of(replace(kernel, statistics=(*kernel.statistics[:2], replace(third, term="only_deviation"))))
 
 
-@pytest.mark.parametrize(("term", "used"), [("square", "total"), ("bounded", "total"), ("counted", "count")])
+@pytest.mark.parametrize(("term", "used"), [("square", "total"), ("counted", "count")])
 def test_a_second_term_with_a_number_of_the_part_needs_rebase(
     make_kernel: Callable[..., RowKernel], term: str, used: str
 ) -> None:
@@ -213,9 +208,7 @@ def test_the_name_of_a_tensor_or_a_statistic_stands_for_a_function(make_kernel: 
     [
         ({"writes": ("total",)}, "total", "element"),
         ({"statistics": (Statistic("total", "sum", term="grad"),), "row_reads": ("grad",)}, "grad", "element"),
-        ({"statistics": (Statistic("total", "sum", term="weight"),), "column_reads": ("weight",)}, "weight", "element"),
         ({"row_writes": ("a",)}, "a", "row"),
-        ({"row_value": "total"}, "total", "element"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.ops import table
 from tridal.pytorch.path.kernel_calls import COLUMN_SUM
 from tridal.testing import op_trial
-from tridal.testing.op_trial import check_functions, try_functions
+from tridal.testing.op_trial import try_functions
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
@@ -30,7 +29,6 @@ HINT = r"A tile of 4 rows and 8 columns has the shape .*: expand it with tl.expa
     ("functions", "message"),
     [
         ({"divide": "def divide(x, norm):\n    return x / norm"}, rf"divide, .*: 'return x / norm': .*\. {HINT}"),
-        ({"divide": "def divide(x, norm):\n    return x / norm[:, None]"}, rf"divide, .*norm\[:, None\]': .*\. {HINT}"),
         (
             {"divide": "def divide(x, norm):\n    return norm"},
             rf": divide of op_of_a_test_\d+ returned the shape \(4,\): expected \(4, 8\)\. {HINT}",
@@ -38,10 +36,6 @@ HINT = r"A tile of 4 rows and 8 columns has the shape .*: expand it with tl.expa
         (
             {"divide": "def divide(x, norm):\n    y = x / 2"},
             r": divide of op_of_a_test_\d+ returned None: expected a tensor of the shape \(4, 8\)$",
-        ),
-        (
-            {"square": "def square(x, AXIS: tl.constexpr):\n    return tl.expand_dims(tl.sum(x, AXIS), AXIS)"},
-            rf": square of op_of_a_test_\d+ returned the shape \(4, 1\): expected \(4, 8\)\. {HINT}",
         ),
         (
             {"square": "def square(x):\n    return x > 0"},
@@ -52,7 +46,7 @@ HINT = r"A tile of 4 rows and 8 columns has the shape .*: expand it with tl.expa
             rf": norm of op_of_a_test_\d+ returned the shape \(4, 1\): expected \(4,\)\. {HINT}",
         ),
     ],
-    ids=["forgets AXIS", "one AXIS only", "row", "nothing", "short term", "bool term", "row value of a tile"],
+    ids=["forgets AXIS", "row", "nothing", "bool term", "row value of a tile"],
 )
 def test_wrong_shape_is_an_error_with_kernel_function_and_shape(
     functions: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,13 +109,6 @@ def test_without_a_trial_an_error_shows_the_line_of_the_written_kernel(
     use = functools.partial(tridal.plan, 6, 5, op=op.name, **device) if "arch" in device else call
     with pytest.raises(PluginError, match=rf"^kernel {op.name!r}: {ran}, <{op.name}-\w+>:\d+: 'tl.store\("):
         use()
-
-
-def test_nothing_is_tried_without_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = make_kernel(tmp_path, monkeypatch, divide="def divide(x, norm):\n    return norm")
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else find_spec(name))
-    check_functions(kernel)
 
 
 @pytest.mark.parametrize("kernel", [*table.kernels().values(), COLUMN_SUM], ids=lambda kernel: kernel.name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
-from tridal.ops.op import Op
 
 MEAN = Statistic("mean", "sum", term="element")
 SPREAD = Statistic("spread", "accurate_sum", term="square", rebase="shift_mean")
@@ -32,9 +29,7 @@ def test_a_correct_declaration_has_no_fault() -> None:
     ("changes", "message"),
     [
         ({"live_tiles": 0}, "kernel 'norm': live_tiles: expected an integer from 1 to 16, found 0"),
-        ({"live_tiles": 2.0}, "kernel 'norm': live_tiles: expected an integer from 1 to 16, found 2.0"),
         ({"reads": ()}, "kernel 'norm' needs a tensor to read, and one to write with a number per element or per row"),
-        ({"writes": ()}, "kernel 'norm' needs a tensor to read, and one to write with a number per element or per row"),
         ({"statistics": (SPREAD,)}, NO_REBASE),
         (
             {"writes": (), "row_writes": ("mean",), "added": "other"},
@@ -50,14 +45,6 @@ def test_a_correct_declaration_has_no_fault() -> None:
 )
 def test_problem_names_the_kernel_and_its_fault(changes: dict[str, Any], message: str) -> None:
     assert replace(KERNEL, **changes).fault() == message
-
-
-@pytest.mark.parametrize("declaration", [Statistic, RowKernel, Op])
-def test_help_explains_every_field_of_a_declaration(declaration: Any) -> None:
-    sections = inspect.getdoc(declaration).split("\n\n")
-    attributes = next(section for section in sections if section.startswith("Attributes:"))
-    explained = re.findall(r"^    (\w+): \S", attributes, re.MULTILINE)
-    assert explained == [field.name for field in fields(declaration)]
 
 
 def test_passes_count_a_rebased_statistic_and_the_output() -> None:

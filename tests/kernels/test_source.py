@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import runpy
 from pathlib import Path
@@ -17,7 +16,6 @@ from call_helpers import SM_90, kernel_call
 from op_sources import make_kernel
 from tridal.devices.lock import LOCK
 from tridal.devices.types import KernelConfig
-from tridal.errors import SettingsError
 from tridal.ops import planning, table
 from tridal.runtime import compiler
 from tridal.runtime.interpreter_mode import interpreted, interpreting
@@ -86,7 +84,7 @@ def test_printed_kernels_compile_to_the_code_of_the_launched_ones(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sources").mkdir()
-    for case, s in cases(12 if request.config.getoption("--matrix") else 1):
+    for case, s in cases(12) if request.config.getoption("--matrix") else cases(1)[::2]:
         launched = compiler.compile_kernel.__wrapped__(s, SM_90).asm["ptx"]
         kernel = printed(s, tmp_path / "sources")
         with monkeypatch.context() as patch:
@@ -176,15 +174,3 @@ def test_dump_writes_each_kernel_of_a_run_once(tmp_path: Path) -> None:
     files = {file.name.rpartition("-")[0]: file for file in (tmp_path / "new" / "kernels").iterdir()}
     assert sorted(files) == ["softmax_backward_interpreter", "softmax_interpreter"]
     assert "def whole_row(softmax_result, x_ptr" in files["softmax_interpreter"].read_text()
-
-
-@pytest.mark.usefixtures("no_settings")
-def test_failed_write_leaves_no_file_and_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*files: str) -> None:
-        raise OSError("no space left")
-
-    with tridal.use(device="interpreter", dump=str(tmp_path / "kernels")), monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
-        with pytest.raises(SettingsError, match=r"^tridal.use: dump: no space left$"):
-            tridal.softmax(torch.ones(2, 67))
-    assert [*(tmp_path / "kernels").iterdir()] == []
