@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import tridal
 from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from op_sources import make_kernel
 from tridal.devices import registry, settings
-from tridal.errors import PlanError, PluginError
+from tridal.errors import PluginError
 from tridal.kernels.function_errors import describe
 from tridal.kernels.op_functions import triton_functions
 from tridal.kernels.row_kernel import RowKernel
@@ -67,16 +66,6 @@ def test_a_module_that_does_not_exist_is_an_error_that_names_it(
         assert isinstance(raised.value.__cause__, ModuleNotFoundError)
 
 
-def test_a_module_that_ends_the_process_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel = make_kernel(tmp_path, monkeypatch, "raise SystemExit(3)")
-    with pytest.raises(
-        PluginError, match=f"kernel '{kernel.name}': module: .*'{kernel.module}': it raised SystemExit: 3"
-    ):
-        triton_functions(kernel)
-
-
 def test_a_breakpoint_in_a_called_function_is_found_before_anything_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,12 +75,6 @@ def test_a_breakpoint_in_a_called_function_is_found_before_anything_is_compiled(
     start = re.escape(f"{line_of(kernel, tmp_path, 'breakpoint')}: Triton cannot compile breakpoint(): remove it")
     with pytest.raises(PluginError, match=f"^{start}"):
         compile_for_sm_90(kernel)
-
-
-def test_function_that_triton_cannot_hash_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = make_kernel(tmp_path, monkeypatch, norm="def norm(squares, eps):\n    a = b = squares\n    return a")
-    with pytest.raises(PluginError, match=f"kernel {kernel.name!r}: Triton cannot compile norm, .*: TypeError: Simul"):
-        triton_functions(kernel)
 
 
 def test_error_outside_of_the_functions_of_the_op_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,14 +102,3 @@ def test_error_of_the_interpreter_names_kernel_function_line_source_and_reason(
     message = f"^kernel {kernel.name!r}: Triton's interpreter cannot run inner, called by square, {place}"
     with pytest.raises(PluginError, match=message):
         prepared.launch(0, 2, torch.empty(2, 5), torch.ones(2, 5))
-
-
-def test_error_of_a_plan_has_the_reason_of_the_compiler_instead_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triton.compiler.errors import CompilationError
-
-    def fail(*arguments: object, **options: object) -> None:
-        raise CompilationError("def whole_row():", None, None) from ValueError("too\nlarge")
-
-    monkeypatch.setattr(launch, "plan", fail)
-    with pytest.raises(PlanError, match=r"^backend 'cuda' could not plan for sm_90: ValueError: too large$"):
-        tridal.plan(2, 5, arch="sm_90")

@@ -71,10 +71,3 @@ def test_bind_replaces_tensors_and_parameters_by_constants() -> None:
     assert bound.fault() is None
     assert bound is kernel.bind(weight=None, target=None, eps=1e-5, OUT_DTYPE="bfloat16")
     assert bound.bind(weight=1).fault() is not None, "a name cannot be bound twice"
-
-
-def test_writing_keeps_the_named_outputs_of_each_kind() -> None:
-    kernel = replace(KERNEL, writes=("a", "b"), row_writes=("c", "d"), column_writes=("e",))
-    kept = kernel.writing("b", "c")
-    assert (kept.writes, kept.row_writes, kept.column_writes) == (("b",), ("c",), ())
-    assert kept is kernel.writing("b", "c")
