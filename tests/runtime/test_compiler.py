@@ -11,7 +11,6 @@ from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig, Resources
 from tridal.errors import PlanError
-from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import compiler
 from tridal.runtime.specialization import KernelCall
@@ -23,12 +22,9 @@ TARGETS = {name: p.target for name, p in registry.get("cuda").architectures().it
     ("arch", "call", "config"),
     [
         ("sm_80", kernel_call((64, 1024), kernel=SOFTMAX.backward, dtypes="float16"), WHOLE_ROW),
-        ("sm_100", kernel_call((64, 1024), 0, kernel=LOG_SOFTMAX.forward), replace(WHOLE_ROW, rows=32, cols=64)),
         ("sm_90", kernel_call((64, 1001), dtypes="bfloat16"), replace(WHOLE_ROW, peel=True)),
         ("sm_100", kernel_call((9, 50_257)), KernelConfig("cooperative", 1, 8192, programs_per_row=7, peel=True)),
-        ("sm_80", kernel_call((4096, 64), 0), KernelConfig("cooperative", 32, 256, programs_per_row=16)),
         ("sm_90", kernel_call((64, 1024), dtypes="float64"), KernelConfig("column_loop", 1, 256, num_stages=2)),
-        ("sm_90", kernel_call((64, 1024), strides=(1, 64)), WHOLE_ROW),
     ],
 )
 def test_kernels_compile_for_architectures_that_are_not_present(
@@ -65,19 +61,6 @@ def test_a_cooperative_kernel_is_refused_if_triton_ignores_the_cooperative_launc
     cuda = registry.get("cuda")
     device = cuda.architectures()["sm_90"]
     assert cuda.plan(call.problem, device, probe, {}).schedule == "column_loop"
-
-
-@pytest.mark.parametrize("call", [kernel_call((64, 1001)), kernel_call((64, 1001), addresses=(4, 4))])
-def test_peel_makes_unaligned_rows_use_vector_accesses(call: KernelCall) -> None:
-    pytest.importorskip("triton")
-    if compiler.triton_version(compiler.import_triton()) < (3, 5):
-        pytest.skip("Triton 3.3 and older do not access peeled rows in vectors")
-    accesses = {}
-    for peel in (False, True):
-        compiled = compiler.compile_kernel(call.specialize(KernelConfig("whole_row", 1, 1024, peel=peel)), SM_90)
-        accesses[peel] = [compiled.asm["ptx"].count(f"{kind}.global.v4") for kind in ("ld", "st")]
-    assert accesses[False] == [0, 0]
-    assert min(accesses[True]) > 0
 
 
 def test_programs_claim_tiles_unless_tiles_have_64_bits() -> None:

@@ -46,34 +46,22 @@ def make_launcher(flat: bool) -> Any:
 
 @pytest.mark.parametrize("flat", [True, False])
 def test_a_direct_launch_passes_the_arguments_that_the_launcher_would_pass(flat: bool) -> None:
+    """Numbers that depend on the rows are computed for each launch. Tensors may be given as addresses."""
     launcher = make_launcher(flat)
-    launches = direct_launch(COMPILED, launcher, 7, 2, [99])
+    launches = direct_launch(COMPILED, launcher, lambda rows: 3 * rows, 2, [99, lambda rows: rows + 1])
     assert launches is not None
     assert launcher.launched == [], "preparing a direct launch launches nothing"
-    out, source = torch.zeros(4), torch.zeros(4)
-    arguments = (out.data_ptr(), source.data_ptr(), 99)
-    given = (launches[0], (out, source)), (launches[1], arguments[:2])
-    for stream, (launch, tensors) in itertools.product((5, 6), given):
-        launch(stream, 4, *tensors)
+    tensors = torch.zeros(4), torch.zeros(4)
+    addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    given = (launches[0], tensors), (launches[1], addresses)
+    for stream, rows, (launch, pointers) in itertools.product((5, 6), (10, 20), given):
+        launch(stream, rows, *pointers)
+        arguments, start = (*addresses, 99, rows + 1), (3 * rows, 1, 1, stream, 1234)
         if flat:
-            assert launcher.launched[-1] == (7, 1, 1, stream, 1234, False, 4, 1, 0, None, None, None, *arguments)
+            assert launcher.launched[-1] == (*start, False, 4, 1, 0, None, None, None, *arguments)
         else:
-            assert launcher.launched[-1] == (7, 1, 1, stream, 1234, (4, 1, 0), None, None, None, b"iPP", arguments)
+            assert launcher.launched[-1] == (*start, (4, 1, 0), None, None, None, b"iPP", arguments)
     assert launcher.calls == 1
-
-
-@pytest.mark.parametrize("flat", [True, False])
-def test_numbers_that_depend_on_the_rows_are_computed_for_each_launch(flat: bool) -> None:
-    launcher = make_launcher(flat)
-    launches = direct_launch(COMPILED, launcher, lambda rows: 3 * rows, 2, [99, lambda rows: rows + 1, 5])
-    assert launches is not None
-    out, source = torch.zeros(4), torch.zeros(4)
-    for rows in (10, 20):
-        launches[0](6, rows, out, source)
-        passed = launcher.launched[-1]
-        assert passed[:5] == (3 * rows, 1, 1, 6, 1234)
-        arguments = passed[-5:] if flat else passed[-1]
-        assert arguments == (out.data_ptr(), source.data_ptr(), 99, rows + 1, 5)
 
 
 def passing(arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]], **attributes: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from tridal.devices.lock import LOCK
 from tridal.devices.types import KernelConfig
 from tridal.runtime import compiler
 from tridal.runtime.compiler import import_triton
-from tridal.runtime.interpreter_mode import interpreted, interpreting
+from tridal.runtime.interpreter_mode import interpreting
 
 pytest.importorskip("triton")
 triton = import_triton()
@@ -55,22 +54,6 @@ def test_compiling_raises_if_triton_was_imported_for_the_interpreter(tmp_path: P
     assert result.stdout == "interpreted\n", "the interpreter works with a library that Triton decorated for it"
 
 
-@triton.jit
-def _masked_by_a_scalar(out, flag, SIZE: tl.constexpr):
-    index = tl.arange(0, SIZE)
-    tl.store(out + index, tl.load(out + index, mask=(index < 3) & (flag == 0), other=7), mask=(flag == 0) & (index > 0))
-
-
-@pytest.mark.parametrize("flag", [0, 1])
-def test_comparison_of_scalars_is_part_of_a_mask(flag: int) -> None:
-    """Triton 3.9's interpreter raises an error without `interpreting`."""
-    out = torch.tensor([1, 2, 3, 4])
-    kernel = interpreted(_masked_by_a_scalar)
-    with LOCK, interpreting(triton):
-        kernel[(1,)](out, flag, 4)
-    assert out.tolist() == ([1, 2, 3, 7] if flag == 0 else [1, 2, 3, 4])
-
-
 def test_whole_files_are_rewritten_as_triton_rewrites_each_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other versions of Triton may lack the members that this needs. Then Triton rewrites each function."""
     lanes = KernelConfig("column_loop", 1, 64, 1, lanes=4)
@@ -101,11 +84,3 @@ def test_interpreting_restores_triton_after_an_error() -> None:
         raise KeyError("in the context")
     assert [dict(vars(owner)) for owner in owners] == before
     assert interpreter.interpreter_builder.options is options
-
-
-def test_interpreting_with_debug_keeps_the_check_of_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the option `debug`, Triton ignores what the check finds."""
-    options = replace(interpreter.interpreter_builder.options, debug=True)
-    monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
-    with LOCK, interpreting(triton):
-        assert interpreter.interpreter_builder.options is options

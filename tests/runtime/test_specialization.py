@@ -40,24 +40,6 @@ def test_specialization_does_not_depend_on_the_number_of_rows() -> None:
     assert inner[0] == inner[1]
 
 
-def test_arguments_that_a_plain_call_does_not_use_are_constants() -> None:
-    unused = {
-        "score_mask", "workspace", "scale", "queries", "heads", "mask_batch", "mask_head", "mask_query", "mask_col",
-    }  # fmt: skip
-    for config in (WHOLE_ROW, KernelConfig("column_loop", 1, 256)):
-        assert unused <= set(constants(kernel_call(), config))
-        assert not unused & set(dict(kernel_call().specialize(config).types))
-    assert constants(kernel_call(kernel=SOFTMAX.backward))["scale_number"] is None
-
-
-def test_a_parameter_with_a_value_is_a_run_time_argument() -> None:
-    one, other = (
-        kernel_call(kernel=SOFTMAX.backward, parameters=(value,)).specialize(WHOLE_ROW) for value in (2.0, 3.0)
-    )
-    assert one == other
-    assert dict(one.types)["scale_number"] == "fp32"
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -76,12 +58,6 @@ def test_a_parameter_with_a_value_is_a_run_time_argument() -> None:
 )
 def test_calls_that_need_different_kernels_have_different_specializations(one: KernelCall, other: KernelCall) -> None:
     assert one.specialize(WHOLE_ROW) != other.specialize(WHOLE_ROW)
-
-
-def test_a_stride_of_one_is_a_constant() -> None:
-    assert constants(kernel_call((64, 1024)))["in_col"] == 1
-    assert constants(kernel_call((64, 1024), 0))["in_inner"] == 1
-    assert {"in_col", "in_inner"}.isdisjoint(constants(kernel_call((64, 1024), strides=(1, 64))))
 
 
 def test_offsets_have_64_bits_only_if_a_tile_needs_them() -> None:

@@ -55,14 +55,3 @@ def test_temporary_folder_is_used_and_the_error_names_both_if_it_cannot_be_writt
         with_cache(compile)
     assert folders[0] == unusable != folders[1]
     assert os.environ[VARIABLE] == unusable
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file", "/nowhere/header.h"), OSError("x")])
-def test_errors_of_other_files_are_not_about_the_cache(error: OSError, unusable: str) -> None:
-    def compile() -> None:
-        raise error
-
-    with pytest.raises(OSError) as raised:  # noqa: PT011 - the same object
-        with_cache(compile)
-    assert raised.value is error
-    assert os.environ[VARIABLE] == unusable
