@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tridal.devices import registry
-from tridal.devices.types import DeviceProperties, KernelConfig, Resources
+from tridal.devices.types import KernelConfig, Resources
 from tridal.ops import planning
 from tridal.runtime import compiler
 from tridal_cuda.resources import max_registers_for, occupancy
@@ -45,13 +45,6 @@ def test_occupancy_is_the_smallest_limit_and_shows_the_calculation() -> None:
 def test_occupancy_respects_each_limit(registers: int, shared_memory: int, warps: int, expected: int) -> None:
     config = KernelConfig("whole_row", 1, 1024, num_warps=warps)
     assert occupancy(config, Resources(registers, 0, shared_memory), H100)[0] == expected
-
-
-def test_unknown_device_properties_set_no_limit() -> None:
-    unknown = DeviceProperties("unknown", "?", cores=4)
-    assert occupancy(KernelConfig("whole_row", 1, 64), Resources(255, 0, 100_000), unknown)[0] == 1
-    _, formula = occupancy(KernelConfig("whole_row", 1, 64), Resources(32, 0, 0), replace(unknown, registers=65_536))
-    assert "65536//(32*32*4)" in formula
 
 
 @pytest.mark.parametrize(("programs", "warps"), [(1, 1), (1, 32), (2, 8), (3, 4), (7, 2), (32, 1), (32, 4)])

@@ -49,15 +49,6 @@ def check_loads(call: KernelCall, config: KernelConfig) -> None:
     assert vector_loads(ptx(call, config)) == expected
 
 
-@pytest.mark.parametrize("cols", [32_768, 1_048_576])
-def test_with_reload_each_pass_over_wide_rows_loads_all_elements(cols: int) -> None:
-    """Triton must not merge the loads of the passes into one."""
-    call = make_call(SOFTMAX.forward, (2048, cols), 1)
-    plan = launch.plan(call, CUDA, H100, {})
-    assert plan.config.reload
-    check_loads(call, plan.config)
-
-
 @pytest.mark.parametrize(("cols", "kernel"), [(64, SOFTMAX.forward), (4096, SOFTMAX.backward)])
 def test_with_reload_each_pass_over_inner_dim_rows_loads_all_elements(cols: int, kernel: RowKernel) -> None:
     call = make_call(kernel, ((1 << 27) // (512 * cols), cols, 512), 1)

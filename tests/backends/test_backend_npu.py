@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch
 
 from tridal_npu import backend
 from tridal_npu.architectures import unified_buffer_of
@@ -43,13 +44,7 @@ def packages(tmp_path, monkeypatch):
 
 
 TORCH_NPU = "import torch, types; torch.npu = types.SimpleNamespace(is_available=lambda: {present})"
-
-
-@pytest.fixture
-def _restore_torch_npu(monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch, "npu", None, raising=False)  # monkeypatch then restores it
+PRESENT = TORCH_NPU.format(present=True)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed here")
@@ -59,53 +54,27 @@ def test_unavailable_without_torch_npu():
     assert "CANN" in backend.install
 
 
-def test_unavailable_without_cann_gives_the_import_error_and_the_remedy(packages):
-    packages(torch_npu="raise ImportError('libhccl.so: cannot open shared object file')")
+@pytest.mark.parametrize(
+    ("sources", "ascend", "missing", "parts"),
+    [
+        (
+            {"torch_npu": "raise ImportError('libhccl.so: cannot open')"}, False, None,
+            ("libhccl.so", "set_env.sh", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"),
+        ),
+        ({"torch_npu": ""}, False, None, ("sees no NPU",)),
+        ({"torch_npu": TORCH_NPU.format(present=False)}, False, None, ("sees no NPU", "npu-smi")),
+        ({"torch_npu": PRESENT, "triton": ""}, False, None, ("not triton-ascend", "pip uninstall triton")),
+        ({"torch_npu": PRESENT, "triton": ""}, True, "pybind11", ("pip install pybind11",)),
+        ({"torch_npu": PRESENT}, False, "triton", ("triton-ascend is not installed",)),
+        ({"torch_npu": PRESENT, "triton": "", "pybind11": ""}, True, None, None),
+    ],
+    ids=["CANN", "device", "board", "triton of the community", "pybind11", "no triton", "nothing"],
+)  # fmt: skip
+def test_what_is_missing_is_named_with_the_remedy(packages, monkeypatch, sources, ascend, missing, parts):
+    monkeypatch.setattr(torch, "npu", None, raising=False)  # monkeypatch then restores it
+    folder, find = packages(**sources), importlib.util.find_spec
+    if ascend:
+        (folder / "triton" / "backends" / "ascend").mkdir(parents=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == missing else find(name, *_))
     reason = backend.unavailable()
-    assert "libhccl.so" in reason
-    assert "set_env.sh" in reason
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in reason
-
-
-def test_unavailable_if_torch_npu_does_not_register_its_device(packages):
-    packages(torch_npu="")
-    assert "sees no NPU" in backend.unavailable()
-
-
-@pytest.mark.usefixtures("_restore_torch_npu")
-def test_unavailable_without_a_board(packages):
-    packages(torch_npu=TORCH_NPU.format(present=False))
-    reason = backend.unavailable()
-    assert "sees no NPU" in reason
-    assert "npu-smi" in reason
-
-
-@pytest.mark.usefixtures("_restore_torch_npu")
-def test_unavailable_with_the_community_triton(packages):
-    packages(torch_npu=TORCH_NPU.format(present=True), triton="")
-    reason = backend.unavailable()
-    assert "not triton-ascend" in reason
-    assert "pip uninstall triton" in reason
-
-
-@pytest.mark.usefixtures("_restore_torch_npu")
-def test_unavailable_without_pybind11(packages, monkeypatch):
-    folder = packages(torch_npu=TORCH_NPU.format(present=True), triton="")
-    (folder / "triton" / "backends" / "ascend").mkdir(parents=True)
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pybind11" else find(name))
-    assert "pip install pybind11" in backend.unavailable()
-
-
-@pytest.mark.usefixtures("_restore_torch_npu")
-def test_available_with_all_requirements(packages):
-    folder = packages(torch_npu=TORCH_NPU.format(present=True), triton="", pybind11="")
-    (folder / "triton" / "backends" / "ascend").mkdir(parents=True)
-    assert backend.unavailable() is None
-
-
-@pytest.mark.usefixtures("_restore_torch_npu")
-def test_unavailable_without_triton(packages, monkeypatch):
-    packages(torch_npu=TORCH_NPU.format(present=True))
-    monkeypatch.setattr("tridal_npu.triton_has", lambda backend: None)
-    assert backend.unavailable() == "triton-ascend is not installed"
+    assert reason is None if parts is None else all(part in reason for part in parts)

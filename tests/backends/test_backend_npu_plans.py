@@ -10,8 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import golden_plans
+from tridal.devices import registry
 from tridal.devices.types import ITEMSIZE, Problem
 from tridal.ops import table
+from tridal.runtime.plan_check import check_plan
 from tridal_npu import backend
 from tridal_npu.architectures import ARCHITECTURES
 from tridal_npu.resources import limit
@@ -65,65 +67,40 @@ problems = st.builds(
 # Invariants
 
 
-@given(problems, st.sampled_from(sorted(ARCHITECTURES)))
-def test_a_tile_fits_in_the_unified_buffer(problem, arch):
+@example(Problem(cols=513, inner=1, layout="strided", live_tiles=2), "ascend910b", 32)
+@given(problems, st.sampled_from(sorted(ARCHITECTURES)), st.one_of(st.integers(1, 65_535), st.just("cores")))
+def test_invariants_hold_for_every_problem(problem, arch, num_programs):
     device = ARCHITECTURES[arch]
-    config = plan(problem, arch).config
+    launch_plan = plan(problem, arch, num_programs=num_programs)
+    config, programs = launch_plan.config, launch_plan.programs
     elements = config.rows * config.cols
-    scale = device.shared_memory / (192 * 1024)
-    assert elements <= scale * ACCEPTED[config.schedule, problem.live_tiles]
-    assert elements <= limit(problem, config.schedule, config.rows, device.shared_memory).max_elements
-    if config.rows > 1:
-        assert elements <= scale * ACCEPTED_SEVERAL_ROWS
-    if problem.layout == "strided":
-        assert elements <= scale * ACCEPTED_STRIDED
-
-
-@given(problems)
-def test_sizes_are_powers_of_two_and_only_column_loop_tiles_are_narrower_than_a_row(problem):
-    config = plan(problem).config
-    assert config.rows & (config.rows - 1) == 0
-    assert config.cols & (config.cols - 1) == 0
+    check_plan(registry.get("npu"), problem, device, launch_plan, no_probe)
+    assert programs == (device.cores if num_programs == "cores" else num_programs)
     assert (config.schedule == "column_loop") == (config.cols < problem.cols)
 
+    # a tile fits in the unified buffer
+    scale = device.shared_memory / (192 * 1024)
+    limits = limit(problem, config.schedule, config.rows, device.shared_memory)
+    assert elements <= min(limits.max_elements, scale * ACCEPTED[config.schedule, problem.live_tiles])
+    assert config.rows == 1 or elements <= scale * ACCEPTED_SEVERAL_ROWS
+    assert problem.layout != "strided" or elements <= scale * ACCEPTED_STRIDED
 
-@example(Problem(cols=513, inner=1, layout="strided", live_tiles=2))
-@given(problems)
-def test_a_tile_is_double_buffered_unless_that_would_need_column_loop(problem):
-    launch_plan = plan(problem)
-    config = launch_plan.config
-    largest = limit(problem, config.schedule, config.rows, 192 * 1024).max_double_buffered
-    double_buffered = config.rows * config.cols <= largest
+    # it is double-buffered, unless that would need a column loop
+    double_buffered = elements <= limits.max_double_buffered
     assert launch_plan.reason.endswith(": double-buffered") == double_buffered
     assert launch_plan.reason.endswith(": not double-buffered") != double_buffered
     if double_buffered:
-        assert config.rows * config.cols <= DOUBLE_BUFFERED[problem.live_tiles]
+        assert elements <= scale * DOUBLE_BUFFERED[problem.live_tiles]
     else:
         assert (config.schedule, config.rows) == ("whole_row", 1)
         assert problem.layout != "inner"
 
-
-@given(problems)
-def test_the_contiguous_axis_fills_whole_blocks_of_32_bytes(problem):
-    config = plan(problem).config
+    # the contiguous axis fills whole blocks of 32 bytes, and all programs have rows before tiles grow
     smallest = min(ITEMSIZE[dtype] for dtype in (*problem.reads, *problem.writes))
     contiguous = {"row": config.cols, "inner": config.rows}.get(problem.layout, 32)
     assert contiguous * smallest % 32 == 0
-
-
-@given(problems, st.one_of(st.integers(1, 65_535), st.just("cores")), st.sampled_from(sorted(ARCHITECTURES)))
-def test_programs_are_as_many_as_requested(problem, num_programs, arch):
-    launch_plan = plan(problem, arch, num_programs=num_programs)
-    wanted = ARCHITECTURES[arch].cores if num_programs == "cores" else num_programs
-    assert launch_plan.programs == wanted
-    assert 1 <= launch_plan.programs < 65_536
-
-
-@given(problems)
-def test_rows_are_distributed_over_all_programs_before_tiles_grow(problem):
-    config = plan(problem).config
     rows_per_block = 16 if problem.layout == "inner" else 1  # a block of 32 bytes holds at most 16 rows
-    assert config.rows <= max(rows_per_block, problem.rows // 32)
+    assert config.rows <= max(rows_per_block, problem.rows // programs)
 
 
 def test_tiles_have_the_rows_that_all_blocks_have_for_each_program():
@@ -138,13 +115,6 @@ def test_cores_plans_one_program_per_vector_core(arch, cores):
     launch_plan = plan(Problem(cols=12_672, inner=4096), arch, num_programs="cores")
     assert launch_plan.programs == cores
     assert f"one per vector core {cores}" in launch_plan.reason
-
-
-def test_more_live_tiles_than_in_the_tables_reduce_the_tile_in_proportion():
-    for layout in LAYOUTS:
-        six = limit(Problem(cols=1, inner=1, layout=layout, live_tiles=6), "whole_row", 8, 192 * 1024)
-        three = limit(Problem(cols=1, inner=1, layout=layout, live_tiles=3), "whole_row", 8, 192 * 1024)
-        assert six.max_elements == three.max_elements // 2
 
 
 # Exact plans

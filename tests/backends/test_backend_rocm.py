@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-import tridal
 from plan_invariants import waves
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig, Resources
-from tridal.errors import DTypeError
 from tridal_rocm.architectures import ARCHITECTURES
 from tridal_rocm.resources import occupancy, read_resources, waves_per_simd
 
@@ -64,12 +61,6 @@ def test_occupancy_shows_the_calculation() -> None:
     assert (programs, formula) == (2, "min(waves 4*min(8, 512//88)//8=2, LDS 65536//16384=4, programs 32)")
 
 
-def test_unknown_device_properties_are_those_of_cdna_or_set_no_limit() -> None:
-    unknown = replace(MI300X, registers=None, shared_memory=None, max_threads=None, max_programs=None)
-    config = KernelConfig("whole_row", 1, 1024, num_warps=8)
-    assert occupancy(config, Resources(84, 0, 100_000), unknown)[0] == 2
-
-
 # Resources
 
 
@@ -96,8 +87,3 @@ def test_many_scalar_registers_limit_cdna_to_seven_waves(sgpr_count: int, wavefr
 def test_assembly_without_metadata_raises_with_the_missing_names() -> None:
     with pytest.raises(RuntimeError, match="the metadata of the AMD assembly lacks private_segment_fixed_size, sgpr_"):
         read_resources("\tv_mov_b32 v0, 0\n", 0)
-
-
-def test_an_unsupported_dtype_raises_with_the_known_ones() -> None:
-    with pytest.raises(DTypeError, match="kernels compute float16, bfloat16, float32, float64"):
-        tridal.plan(4, 4, arch="gfx942", dtype="float8_e4m3fn")
