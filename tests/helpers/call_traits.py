@@ -132,6 +132,7 @@ def results_of(function: Callable[..., Any], tensors: Tensors) -> list[Tensor]:
     """Returns results, and the gradients of tensors that require one. The mean of no rows is NaN, as its gradients."""
     results = as_tuple(function(**tensors))
     needed = [tensor for tensor in tensors.values() if tensor.requires_grad]
+    assert results[0].requires_grad == (bool(needed) and torch.is_grad_enabled())
     differentiated = needed and results[0].requires_grad and not any(map(torch.Tensor.isnan, map(loss_of, results)))
     found = torch.autograd.grad(loss_of(results), needed) if differentiated else ()
     assert [gradient.dtype for gradient in found] == [tensor.dtype for tensor in needed[: len(found)]]

@@ -153,6 +153,7 @@ def test_meta_and_nested_tensors_after_a_known_call() -> None:
         (tridal.swiglu, ((6, 8), (6, 8)), (5, 8)),
         (lambda x, weight: tridal.rms_norm(x, (8,), weight), ((6, 8), (8,)), (7,)),
         (lambda x, target: tridal.cross_entropy(x, target.long()), ((6, 8), (6,)), (5,)),
+        (lambda x, target: tridal.log_probs(x, target.long()), ((6, 8), (6,)), (3,)),
         (lambda x, target: tridal.cross_entropy(x, target), ((6, 8), (6, 8)), (6, 7)),
     ],
 )
