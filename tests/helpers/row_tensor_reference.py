@@ -42,14 +42,10 @@ def expected(kernel: RowKernel, tensors: dict[str, torch.Tensor], dim: int) -> l
         written = [deviation * inverse * 0.5 + b, y * largest + 2.0, x * y, largest, inverse]
         return [*written, mixed.mean(dim, keepdim=True), *(term.sum(rows) for term in (x, x * y, z))]
     dy, x = wide["dy"] * wide["weight"], wide["x"]
-    if kernel is row_tensors.LAYER_NORM_BACKWARD:
-        inverse, deviation = wide["inverse"], x - wide["mean"]
-        projection = deviation * inverse.square() * (dy * deviation).mean(dim, keepdim=True)
-        gradient = (dy - dy.mean(dim, keepdim=True) - projection) * inverse
-        return [gradient, (wide["dy"] * deviation * inverse).sum(rows), wide["dy"].sum(rows)]
-    root = wide["root"]
-    gradient = (dy - x * root.square() * (dy * x).mean(dim, keepdim=True)) * root
-    return [gradient, (wide["dy"] * x * root).sum(rows)]
+    inverse, deviation = wide["inverse"], x - wide["mean"]
+    projection = deviation * inverse.square() * (dy * deviation).mean(dim, keepdim=True)
+    gradient = (dy - dy.mean(dim, keepdim=True) - projection) * inverse
+    return [gradient, (wide["dy"] * deviation * inverse).sum(rows), wide["dy"].sum(rows)]
 
 
 def make(kernel: RowKernel, shape: tuple[int, ...], dim: int, offset: int, device: torch.device) -> dict[str, Any]:

@@ -81,29 +81,6 @@ RMS_NORM = RowKernel(
 
 
 @triton.jit
-def weighted_product(dy, x, weight, root, AXIS: tl.constexpr):
-    return dy * weight * x * tl.expand_dims(root, AXIS)
-
-
-@triton.jit
-def rms_norm_gradient(dy, x, weight, root, dot, count, AXIS: tl.constexpr):
-    projection = x * tl.expand_dims(root * dot / count, AXIS)
-    return (dy * weight - projection) * tl.expand_dims(root, AXIS)
-
-
-@triton.jit
-def normalised_product(dy, x, root, AXIS: tl.constexpr):
-    return dy * x * tl.expand_dims(root, AXIS)
-
-
-RMS_NORM_BACKWARD = RowKernel(
-    name="rms_norm_backward", module=__name__, reads=("dy", "x"), row_reads=("root",), column_reads=("weight",),
-    statistics=(Statistic("dot", "sum", term="weighted_product"),), writes=("rms_norm_gradient",),
-    column_writes=("normalised_product",), neutral_padding=True,
-)  # fmt: skip
-
-
-@triton.jit
 def weighted(dy, weight):
     return dy * weight
 

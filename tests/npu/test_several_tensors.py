@@ -20,9 +20,7 @@ from tridal_npu import backend
 from .execution import Buffer
 from .matrix import OPTIONS, properties
 
-KERNELS = (
-    "LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD", "LAYER_NORM_BACKWARD", "CROSS_ENTROPY", "CROSS_ENTROPY_BACKWARD",
-)  # fmt: skip
+KERNELS = ("LAYER_NORM", "RMS_NORM", "LAYER_NORM_BACKWARD", "CROSS_ENTROPY", "CROSS_ENTROPY_BACKWARD")
 SHAPES = [((100, 70), 1), ((5, 781), 1), ((3, 40_000), 1), ((3, 300, 33), 1), ((2, 9000, 16), 1)]
 """Shapes and dims: tiles of several rows, of one row, a column loop, inner-dim rows, and a column loop over these."""
 

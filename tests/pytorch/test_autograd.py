@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from typing import Any
 
@@ -15,8 +14,6 @@ from torch.testing import assert_close
 
 import tridal
 from op_samples import EACH, EACH_OP, SAMPLES, Sample, as_one, as_tuple, each_kind, gradients, loss_of, registered_calls
-from tridal.devices import settings
-from tridal.runtime import launch
 
 EACH_KIND = each_kind("test_gradcheck with this op, and this test with an op that is declared in the same way")
 
@@ -154,25 +151,3 @@ def test_neither_calls_nor_nodes_keep_tensors_alive(device: torch.device, sample
         del tensors, arguments, results, found
         gc.collect()
         assert not any(reference() is not None for reference in alive)
-
-
-def test_backward_in_another_thread_uses_the_settings_of_the_forward(
-    device: torch.device, no_calls: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch computes the gradients of an accelerator in a thread of its own, which does not inherit `tridal.use`."""
-    seen: list[tuple[str, bool]] = []
-    x = torch.randn(3, 4, device=device, dtype=torch.float64, requires_grad=True)
-    with tridal.use(batch_invariant=True):
-        y = torch.ops.tridal.softmax(x, -1, x.dtype) + torch.ops.tridal.softmax(x, -1, x.dtype, None, 0.5)
-    prepare = launch.prepare
-
-    def record(call: Any, *arguments: Any) -> Any:
-        seen.append((call.kernel.name, settings.current().batch_invariant))
-        return prepare(call, *arguments)
-
-    monkeypatch.setattr(launch, "prepare", record)
-    worker = threading.Thread(target=lambda: torch.autograd.grad(y, x, torch.ones_like(x)))
-    worker.start()
-    worker.join()
-    assert seen == [("softmax_backward", True)] * 2
-    assert not settings.current().batch_invariant

@@ -46,7 +46,6 @@ PATHS: dict[str, tuple[Callable[[torch.Tensor], object], list[str]]] = {
             x
         ).backward(), ["softmax", "softmax_backward"],
     ),
-    "registered op": (lambda x: torch.ops.tridal.softmax(x.detach(), 1, torch.float32), ["softmax"]),
     "integers": (lambda x: tridal.softmax(x.detach().long(), dtype=torch.float32), ["softmax"]),
 }  # fmt: skip
 

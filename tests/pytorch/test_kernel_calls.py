@@ -174,7 +174,6 @@ def plus_column(x, column):
     [
         ("one_more", (48, 7), (3, 112)),
         ("one_more", (2, 16, 7), (2, 112)),
-        ("one_more", (16, 7), (16, 7)),  # a plan for one row serves other numbers of columns
         ("one_more", (48, 32), (48, 32)),  # rows are aligned
         ("plus_column", (48, 7), (48, 7)),
     ],

@@ -1,7 +1,7 @@
-"""The samples of PyTorch's test database for softmax, log_softmax and norms, and the wrong samples of losses.
+"""The samples of PyTorch's test database for softmax, log_softmax and norms.
 
 Each op is called under `override_torch` and compared with torch. The functions of tridal are also called, on
-a device with a backend and on one without. Complex dtypes raise an error, which has a test of its own.
+a device with a backend and on one without.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ FUNCTIONS = {
     "nn.functional.layer_norm": tridal.layer_norm,
     "nn.functional.rms_norm": tridal.rms_norm,
 }
-LOSSES: dict[str, Any] = {
-    "nn.functional.cross_entropy": tridal.cross_entropy,
-    "nn.functional.linear_cross_entropy": tridal.linear_cross_entropy,
-}
-LOSS_OPS = [info for info in database if info.name in LOSSES]
 NORMS = r"(layer|rms)_norm$"
 OPS = [info for info in database if re.search(rf"soft(max|min)(_backward_data)?(\.default)?$|{NORMS}", info.name)]
 
@@ -123,19 +118,3 @@ def test_samples_of_tridal_functions_equal_torch(device: torch.device, info: Any
     with tridal.use(device=None if served else "auto"):
         count = run(call, info, where, step)
     assert count >= 20
-
-
-@pytest.mark.parametrize("function", [tridal.softmax, tridal.log_softmax], ids=["softmax", "log_softmax"])
-def test_complex_dtypes_raise(device: torch.device, function: Any) -> None:
-    x, dtype = torch.randn(3, 5, device=device), torch.complex64
-    for arguments in ((x.to(dtype), -1), (x, -1, dtype)):
-        with pytest.raises(tridal.errors.DTypeError, match="complex"):
-            function(*arguments)
-
-
-@pytest.mark.parametrize("info", [info for info in (*OPS, *LOSS_OPS) if info.name in FUNCTIONS | LOSSES], ids=label)
-def test_error_samples_raise(device: torch.device, info: Any) -> None:
-    for bad in info.error_inputs(device.type) if info.error_inputs_func else ():
-        sample = bad.sample_input
-        with pytest.raises(bad.error_type):
-            (FUNCTIONS | LOSSES)[info.name](sample.input, *sample.args, **sample.kwargs)

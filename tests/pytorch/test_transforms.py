@@ -12,7 +12,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 import tridal
-from op_samples import EACH_OP, Sample, as_tuple, each_kind, registered_calls
+from op_samples import EACH_OP, Sample, as_tuple, each_kind
 
 Fn = Callable[[torch.Tensor], torch.Tensor]
 EACH_KIND = each_kind("this test with an op that is declared in the same way, and test_autograd.py::test_gradcheck")
@@ -57,25 +57,6 @@ TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {
 def test_transform_equals_torch(device: torch.device, transform: Callable[[Fn], Fn], sample: Sample) -> None:
     x = torch.randn(2, 3, 4, dtype=torch.float64, device=device)
     assert_close(transform(sample.ours)(x), transform(sample.theirs)(x))
-
-
-@EACH_KIND
-def test_transforms_of_the_registered_op_equal_torch(device: torch.device, sample: Sample) -> None:
-    """A graph can contain the registered op without the public function."""
-    x = torch.randn(3, 5, dtype=torch.float64, device=device)
-    tensors = sample.tensors(x)
-    op, (first, *others) = next(iter(registered_calls(lambda: sample.ours(x)).values()))
-    if first is not x:
-        pytest.skip("the op gets another tensor")
-
-    def ours(z: torch.Tensor) -> torch.Tensor:
-        return as_tuple(op(z, *others))[0]
-
-    def theirs(z: torch.Tensor) -> torch.Tensor:
-        return as_tuple(sample.expected(**{**tensors, "input": z}))[0]
-
-    for transform in (jacfwd, jacrev, lambda f: hessian(squares(f)), lambda f: lambda z: vmap(f)(torch.stack([z, -z]))):
-        assert_close(transform(ours)(x), transform(theirs)(x))
 
 
 @EACH_KIND
