@@ -41,7 +41,7 @@ def run(script: str, cache: Path, **environment: str) -> subprocess.CompletedPro
 
 
 def test_interpreting_and_compiling_in_turns_works(tmp_path: Path) -> None:
-    order = 'interpret(7); compile("float32"); interpret(9); compile("float16"); interpret(7)'
+    order = 'interpret(7); compile("float32"); interpret(9)'
     result = run(PREAMBLE + order, tmp_path, TRITON_INTERPRET="1")  # the variable is overridden
     assert result.returncode == 0, result.stderr
 

@@ -23,12 +23,17 @@ COOPERATIVE = KernelConfig("cooperative", 1, 256, programs_per_row=4)
 SM_90_DEVICE = DeviceProperties("here", "sm_90", 132, target=SM_90)
 
 
-def bound(monkeypatch: pytest.MonkeyPatch, call: KernelCall, plan: LaunchPlan, **driver: Any) -> launch.Launch:
-    """Binds a call for sm_90. `driver` are the attributes of Triton's active driver."""
+def set_driver(monkeypatch: pytest.MonkeyPatch, **driver: Any) -> None:
+    """Makes Triton's active driver one of sm_90. `driver` are its other attributes."""
     triton = pytest.importorskip("triton")
     target = SimpleNamespace(backend="cuda", warp_size=32)
     here = {"get_current_device": lambda: 0, "get_current_target": lambda: target, **driver}
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(**here)))
+
+
+def bound(monkeypatch: pytest.MonkeyPatch, call: KernelCall, plan: LaunchPlan, **driver: Any) -> launch.Launch:
+    """Binds a call for sm_90."""
+    set_driver(monkeypatch, **driver)
     return launch._bind_compiled(launch._unbound(call, plan), call, SM_90_DEVICE)
 
 
@@ -107,36 +112,39 @@ def test_a_device_that_needs_another_driver_is_refused(
         bound(monkeypatch, kernel_call(), PLAN, get_current_target=current)
 
 
+def planning(plan: Any, interpreted: bool = False) -> Any:
+    """Returns a backend with this plan function."""
+    return SimpleNamespace(
+        name="mine", label="backend 'mine' (vendor 1.0)", interpreted=interpreted, schedules={"whole_row"},
+        features=set(), plan=plan,
+    )  # fmt: skip
+
+
 def test_a_wrong_plan_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_bind_interpreted", lambda *_: pytest.fail("the plan was used"))
-    planned = LaunchPlan(KernelConfig("whole_row", 1, 512), programs=1, reason="")
-    backend: Any = SimpleNamespace(
-        name="fixed", interpreted=True, schedules={"whole_row"}, features=set(), plan=lambda *_: planned
-    )
-    with pytest.raises(PlanError, match=r"backend 'fixed' made a wrong plan: cols = 512, expected at least 1024"):
-        launch.prepare(kernel_call(), backend, DeviceProperties("here", "here", 1), {})
-
-
-def test_a_probe_for_a_device_without_a_compile_target_raises() -> None:
-    class Probing:
-        name, interpreted, schedules, features = "probing", False, {"whole_row"}, set[str]()
-
-        def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
-            return LaunchPlan(WHOLE_ROW, 1, "", resources=probe(WHOLE_ROW))
-
-    with pytest.raises(PlanError, match=r"'probing' probed for resources, but somewhere has no compile target"):
-        launch.plan(kernel_call(), Probing(), DeviceProperties("somewhere", "?", 1), {})  # type: ignore[arg-type]
+    wrong = LaunchPlan(KernelConfig("whole_row", 1, 512), programs=1, reason="")
+    with pytest.raises(PlanError, match=r"made a wrong plan: cols = 512, expected at least 1024"):
+        launch.prepare(kernel_call(), planning(lambda *_: wrong, True), DeviceProperties("here", "here", 1), {})
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("config", "device", "expected"),
     [
-        (KernelConfig("whole_row", 3, 1024), "rows = 3, expected a power of two"),
-        (KernelConfig("whole_row", 1, 512), "cols = 512, expected at least 1024, because a tile holds whole rows"),
+        (
+            replace(WHOLE_ROW, rows=3),
+            SM_90_DEVICE,
+            r"plan\(\) called probe\(config\): rows = 3, expected a power of two",
+        ),
+        (
+            replace(WHOLE_ROW, cols=512),
+            SM_90_DEVICE,
+            r"plan\(\) called probe\(config\): cols = 512, expected at least 1024",
+        ),
+        (WHOLE_ROW, DeviceProperties("somewhere", "?", 1), "probed for resources, but somewhere has no compile target"),
     ],
 )
-def test_a_probe_of_a_wrong_configuration_is_refused_before_anything_is_compiled(
-    monkeypatch: pytest.MonkeyPatch, config: KernelConfig, expected: str
+def test_a_wrong_probe_is_refused_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, config: KernelConfig, device: DeviceProperties, expected: str
 ) -> None:
     """Although the backend ignores the error and returns another plan."""
 
@@ -146,36 +154,20 @@ def test_a_probe_of_a_wrong_configuration_is_refused_before_anything_is_compiled
         return LaunchPlan(KernelConfig("whole_row", 1, 1024), 1, "another one")
 
     monkeypatch.setattr(compiler, "resources", lambda *_: pytest.fail("compiled"))
-    backend: Any = SimpleNamespace(
-        name="probing", label="backend 'probing' (vendor 1.0)", interpreted=False, schedules={"whole_row"},
-        features=set(), plan=plan,
-    )  # fmt: skip
-    with pytest.raises(PlanError) as raised:
-        launch.plan(kernel_call(), backend, SM_90_DEVICE, {})
-    start = f"backend 'probing' (vendor 1.0): plan() called probe(config): {expected}"
-    assert str(raised.value).startswith(start)
+    with pytest.raises(PlanError, match=expected):
+        launch.plan(kernel_call(), planning(plan), device, {})
 
 
 def test_a_kernel_that_the_device_cannot_load_names_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    triton = pytest.importorskip("triton")
+    def fail() -> None:
+        raise RuntimeError("device kernel image is invalid")
 
-    class Compiled:
-        def _init_handles(self) -> None:
-            raise RuntimeError("device kernel image is invalid")
-
-    active = SimpleNamespace(
-        get_current_target=lambda: SimpleNamespace(backend="cuda", warp_size=32), get_current_device=lambda: 0
-    )
-    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
-    monkeypatch.setattr(compiler, "compile_kernel", lambda *_: Compiled())
-    backend: Any = SimpleNamespace(
-        name="other", label="backend 'other' (vendor 1.0)", interpreted=False, schedules={"whole_row"}, features=set(),
-        plan=lambda *_: LaunchPlan(WHOLE_ROW, 1, ""),
-    )  # fmt: skip
+    set_driver(monkeypatch)
+    monkeypatch.setattr(compiler, "compile_kernel", lambda *_: SimpleNamespace(_init_handles=fail))
     launch._load.cache_clear()
     with pytest.raises(PlanError) as raised:
-        launch.prepare(kernel_call(), backend, SM_90_DEVICE, {})
+        launch.prepare(kernel_call(), planning(lambda *_: PLAN), SM_90_DEVICE, {})
     assert str(raised.value) == (
-        "backend 'other' (vendor 1.0): a kernel for the target ('cuda', 90, 32) cannot be loaded: "
+        "backend 'mine' (vendor 1.0): a kernel for the target ('cuda', 90, 32) cannot be loaded: "
         "device kernel image is invalid"
     )

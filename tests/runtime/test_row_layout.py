@@ -56,7 +56,6 @@ def test_each_element_is_read_and_written_where_torch_stores_it(case: tuple[torc
     [
         ((6, 7), (7, 1), 1, (1, 6, 7), "row"),
         ((6, 7), (7, 1), 0, (1, 7, 6), "inner"),
-        ((4, 5, 16), (80, 16, 1), 1, (4, 16, 5), "inner"),
         ((4, 5, 16), (80, 16, 1), 2, (1, 20, 16), "row"),
         ((7, 6), (1, 7), 1, (1, 7, 6), "strided"),
         ((100, 5, 2), (10, 2, 1), 1, (2, 100, 5), "strided"),  # two neighbouring rows are too few for a tile
@@ -64,7 +63,6 @@ def test_each_element_is_read_and_written_where_torch_stores_it(case: tuple[torc
         ((4, 6, 7), (0, 0, 1), 2, (1, 24, 7), "row"),  # expanded
         ((9,), (3,), 0, (1, 1, 9), "strided"),
         ((9, 1), (1, 1), 1, (1, 9, 1), "inner"),  # rows of one element are neighbours
-        ((1, 1), (5, 3), 0, (1, 1, 1), "strided"),
     ],
 )
 def test_layout_and_sizes_follow_from_shape_and_strides(
@@ -76,18 +74,11 @@ def test_layout_and_sizes_follow_from_shape_and_strides(
     assert layout.layout == kind
 
 
-def test_three_strides_besides_the_reduced_dim_have_no_layout() -> None:
-    x = torch.empty(3, 4, 5, 6, device="meta").to(memory_format=torch.channels_last)
-    assert row_layout(x.shape, x.stride(), 3) is None
-    assert row_layout(x.shape, x.stride(), 1) is not None
-
-
 @pytest.mark.parametrize(
     ("shape", "strides", "rows", "sizes"),
     [
         ((32, 5), (5, 1), 16, (2, 80)),
         ((16, 5), (5, 1), 16, (16, 5)),  # one row would be left
-        ((24, 5), (5, 1), 16, (24, 5)),
         ((32, 5), (6, 1), 16, (32, 5)),
         ((32, 5), (1, 32), 16, (32, 5)),
         ((4, 16, 5), (100, 5, 1), 16, (16, 5)),  # blocks
@@ -128,14 +119,12 @@ def test_tensors_have_one_of_three_groups_of_strides_or_are_copied(
     ("first", "results", "inputs", "others", "of_tensors", "copied"),
     [
         ((5, 1), [None], [(5, 1)], [(5, 1)], "11", "--"),
-        ((10, 1), [None], [(5, 1)], [(5, 1)], "11", "--"),
         ((10, 1), [None], [(10, 1)], [(5, 1)], "10", "--"),  # gate and up are halves of one tensor
         ((5, 1), [(10, 1)] * 2, [(10, 1)] * 2, [(10, 1)], "1111", "----"),  # and so are their gradients
         ((5, 1), [None], [(10, 1)], [(10, 1)], "01", "--"),
         ((5, 1), [None], [(1, 3)], [(5, 1)], "11", "-c"),  # a kernel would read single elements
         ((10, 1), [None], [(13, 1), (0, 1), (5, 1)], [(5, 1), (13, 1)], "1211", "--c-"),
         ((10, 1), [(13, 1)], [(13, 1), (0, 1), None], [(13, 1), (5, 1)], "1122", "--c-"),
-        ((10, 1), [(10, 1)], [], [(10, 1)], "1", "-"),
         ((10, 1), [], [], [(5, 1)], "", ""),
     ],
 )

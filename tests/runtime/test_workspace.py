@@ -33,15 +33,10 @@ def launched_with(length: int, stream: int = 0) -> torch.Tensor:
     return tensor  # type: ignore[no-any-return]
 
 
-def test_launches_on_one_stream_share_a_workspace() -> None:
+def test_launches_on_one_stream_share_a_workspace_until_one_needs_a_longer_one() -> None:
     first = launched_with(10)
     assert launched_with(5) is first
     assert launched_with(5, stream=1) is not first
-    assert launched_with(10) is first
-
-
-def test_a_workspace_that_is_too_short_is_replaced_by_a_longer_one() -> None:
-    first = launched_with(10)
     longer = launched_with(1000)
     assert longer is not first
     assert launched_with(10) is longer
