@@ -198,13 +198,6 @@ def test_exception_is_the_failure_of_the_case() -> None:
     assert re.fullmatch(r"raised RuntimeError: no kernel today \(in raises, .*test_checking\.py:\d+\)", result.message)
 
 
-def test_worked_example_fails_with_another_function() -> None:
-    result = testing.worked_example(on_cpu(torch.log_softmax)).result
-    assert not result.passed
-    assert result.message is not None
-    assert "from the worked numbers" in result.message
-
-
 def test_the_error_of_a_result_is_that_which_is_closest_to_its_bound() -> None:
     """Of two elements with a difference, the one with the smaller bound may be closer to it."""
 

@@ -13,7 +13,6 @@
 from tridal.testing.cases import Case, OpCases
 from tridal.testing.checking import Result, check, run_case
 from tridal.testing.declarations import check_declarations
-from tridal.testing.example import Worked, worked_example
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.inputs import make_values
 from tridal.testing.interpreted import interpreted
@@ -30,7 +29,6 @@ __all__ = [
     "Implementation",
     "OpCases",
     "Result",
-    "Worked",
     "cases",
     "check",
     "check_declarations",
@@ -41,6 +39,5 @@ __all__ = [
     "overrides",
     "quick_cases",
     "run_case",
-    "worked_example",
 ]
 __dir__ = __all__.copy

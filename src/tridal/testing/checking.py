@@ -26,7 +26,8 @@ from tridal.testing.raised import raised
 from tridal.testing.tolerance import Arithmetic, derived_bounds
 
 Tensor = torch.Tensor
-Compared: TypeAlias = tuple[float, float, str | None]  # the error, its bound and the message of a `Result`
+Compared: TypeAlias = tuple[float, float, str | None]
+"""The error, the bound of the same element and the message of a `Result`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,9 @@ def check(case: Case, implementation: Implementation) -> Result:
 
 
 def difference(result: Tensor, exact: Tensor, bound: Tensor, largest: float = math.inf) -> Compared:
-    """Returns error, bound and message as in `Result`. The error of two equal values or two NaN values is zero.
+    """Compares tensors in float64. Equal values and two NaN values have no error.
 
-    So is that of infinity, if the exact value may be above `largest`, the largest finite number of the result's dtype.
+    Neither has infinity, if the exact value may be above `largest`, the largest finite number of the result's dtype.
     """
     if result.numel() == 0:
         return 0.0, 0.0, None
@@ -108,19 +109,18 @@ def _compare(case: Case, implementation: Implementation) -> Compared:
     before = {name: tensor.clone() for name, tensor in present.items()}
     mask = None if case.mask is None else make_mask(case.mask, case.shape, device)
     call, dtypes = make_call(case, op, before, mask)
-    leaves = {} if forward else {name: present[name] for name in call.differentiable(call.arguments)}
-    found = call_function(case, op, implementation, tensors | {n: t.requires_grad_() for n, t in leaves.items()}, mask)
-    call.found = {name: _exact_rows(tensor) for name, tensor in found.items()}
-    compared = _Comparison(case, call, implementation.interpreted, dtypes)
+    leaves = {} if forward else {name: present[name].requires_grad_() for name in call.differentiable(call.arguments)}
+    results = call_function(case, op, implementation, tensors, mask)
+    call.found = {name: _exact_rows(tensor) for name, tensor in results.items()}
     grads: list[Tensor] = []
     gradients: Named = {}
     if not forward:
-        outputs = [found[name] for name in call.given]
+        outputs = [results[name] for name in call.given]
+        results = results if op.steps is not None else {}
         grads = make_gradients(case, outputs)
-        given = gradients_of(outputs, list(leaves.values()), grads, case.direction == "double")
+        computed = gradients_of(outputs, list(leaves.values()), grads, case.direction == "double")
+        gradients = dict(zip(leaves, computed, strict=True))
         dtypes |= {name: before[name].dtype for name in leaves}
-        gradients = dict(zip(leaves, given, strict=True))
-    results = found if forward or op.steps is not None else {}
     found = results | gradients
     wrong = [f"dtype {t.dtype} instead of {dtypes[n]} of {n}" for n, t in found.items() if t.dtype is not dtypes[n]]
     for name, tensor in before.items():
@@ -128,21 +128,19 @@ def _compare(case: Case, implementation: Implementation) -> Compared:
             wrong.append(f"{name} was changed")
     if wrong:
         return math.nan, 0.0, ", ".join(wrong)
-    exact, bounds = compared.results([*results]) if results else (Named(), Named())
-    if gradients:
-        of_gradients = compared.gradients([_exact_rows(grad) for grad in grads], [*gradients])
-        exact, bounds = exact | of_gradients[0], bounds | of_gradients[1]
+    expected = _Expected(case, call, implementation.interpreted, dtypes)
+    exact = expected.results([*results]) if results else {}
+    exact |= expected.gradients([_exact_rows(grad) for grad in grads], [*gradients]) if gradients else {}
     closest: Compared = (0.0, 0.0, None)
     for name, result in found.items():
         prefix = f"{name}: " if len(found) > 1 else ""
-        shape = exact[name].shape if case.shape else ()
+        shape = exact[name][0].shape if case.shape else ()
         if result.shape != shape or result.device.type != device.type:
-            expected = f"instead of {tuple(shape)} on {device.type}"
-            return math.nan, 0.0, f"{prefix}shape {tuple(result.shape)} on {result.device} {expected}"
-        bound = bounds[name].reshape(shape)
+            wanted = f"instead of {tuple(shape)} on {device.type}"
+            return math.nan, 0.0, f"{prefix}shape {tuple(result.shape)} on {result.device} {wanted}"
         largest = torch.finfo(result.dtype).max if result.is_floating_point() else math.inf
-        compared_with = exact[name].reshape(shape), bound, largest
-        error, allowed, message = difference(result.detach().cpu().double(), *compared_with)
+        number, bound = (tensor.reshape(shape) for tensor in exact[name])
+        error, allowed, message = difference(result.detach().cpu().double(), number, bound, largest)
         if message is not None:
             return error, allowed, f"{prefix}{message}"
         closest = max(closest, (error, allowed, None), key=lambda part: part[0] / part[1] if part[1] else 0.0)
@@ -150,7 +148,7 @@ def _compare(case: Case, implementation: Implementation) -> Compared:
 
 
 def make_call(case: Case, op: Op, tensors: Named, mask: Tensor | None) -> tuple[Call, dict[str, torch.dtype]]:
-    """Returns the call of a case on the CPU, and the dtypes of its results."""
+    """The call of a case on the CPU, and the dtypes of its results."""
     numbers = dict(case.numbers)
     named: dict[str, Any] = {a.name: numbers.get(a.name, ordinary(a)) for a in op.signature.arguments}
     for argument in op.arguments:
@@ -206,7 +204,7 @@ def call_function(
 
 
 def make_gradients(case: Case, results: list[Tensor]) -> list[Tensor]:
-    """Returns random gradients of results."""
+    """Random gradients of results."""
     grads = []
     for index, result in enumerate(results):
         values = make_values("normal", tuple(result.shape), case.dim, seed=1 + index)
@@ -216,7 +214,7 @@ def make_gradients(case: Case, results: list[Tensor]) -> list[Tensor]:
 
 
 def _exact_rows(x: Tensor) -> Tensor:
-    """Returns the tensor on the CPU, in float64 unless it has integers."""
+    """The tensor on the CPU, in float64 unless it has integers."""
     x = x.detach().cpu()
     return x.double() if x.is_floating_point() else x
 
@@ -226,8 +224,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
-    """The exact results or gradients of a case, and the bounds of the error of each element."""
+class _Expected:
+    """The exact results or gradients of a case by name, each with the bound of the error of each element."""
 
     case: Case
     call: Call
@@ -235,23 +233,23 @@ class _Comparison:
     dtypes: Mapping[str, torch.dtype]
     """The dtypes of the results and gradients."""
 
-    def results(self, names: list[str]) -> tuple[Named, Named]:
-        """Returns the exact results with these names, and the bounds."""
+    def results(self, names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
         call, case, bounds = self.call, self.case, self.call.op.bounds
-        found = call.results()
-        exact = {name: found[name].double() for name in names}
+        computed = call.results()
+        exact = {name: computed[name].double() for name in names}
         if bounds is None:
-            return exact, self._derived(exact, call.op.results, call.results)
-        x, y, scaled = _row(call.arguments[0].double()), exact[names[0]], None
+            return self._derived(exact, call.op.results, call.results)
+        x, scaled, (name,) = _row(call.arguments[0].double()), None, names
         if case.modified:
             named = Arguments(call.op.signature, call.arguments).named
             scaled = x * named["scale"]
             modification = ScoreModification(1.0, named["mask"], case.causal, case.masked_rows == "zero")
             x = modify_scores(scaled, case.dim, modification)[0]
-        return exact, {names[0]: bounds.forward(x, _row(y), case.dim, self._arithmetic(names[0], "element"), scaled)}
+        bound = bounds.forward(x, _row(exact[name]), case.dim, self._arithmetic(name, "element"), scaled)
+        return {name: (exact[name], bound)}
 
-    def gradients(self, grads: list[Tensor], names: list[str]) -> tuple[Named, Named]:
-        """Returns the exact gradients, and the bounds. `grads` are those of the results, in float64.
+    def gradients(self, grads: list[Tensor], names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
+        """The gradients, given those of the results in float64.
 
         They are autograd's gradients of the reference. The op's own gradient corrects them for the roundings of saved
         results, and defines them in rows with infinities or NaN, where several formulas with one value differ.
@@ -267,21 +265,25 @@ class _Comparison:
                 exact[name] = torch.where(finite, gradient + (stored[name] - ideal[name]), stored[name])
             compute = functools.partial(call.declared_gradients, grads)
         if op.bounds is None or twice:
-            return exact, self._derived(exact, op.arguments, compute)
-        (name,), a = names, self._arithmetic(names[0], "element")
+            return self._derived(exact, op.arguments, compute)
+        (name,), scale = names, 1.0 if case.scale is None else case.scale
         saved = _row(call.found["output"] if op.saves == ("output",) else call.arguments[0].double())
-        scale = 1.0 if case.scale is None else case.scale
-        return exact, {name: op.bounds.backward(saved, _row(grads[0]), _row(exact[name]), case.dim, a, scale)}
+        arithmetic = self._arithmetic(name, "element")
+        bound = op.bounds.backward(saved, _row(grads[0]), _row(exact[name]), case.dim, arithmetic, scale)
+        return {name: (exact[name], bound)}
 
-    def _derived(self, exact: Named, declared: Sequence[Argument | OpResult], compute: Any) -> Named:
+    def _derived(
+        self, exact: Named, declared: Sequence[Argument | OpResult], compute: Any
+    ) -> dict[str, tuple[Tensor, Tensor]]:
         call = self.call
         named, formulas = Arguments(call.op.signature, call.arguments).named, op_cases(call.op).formulas
         roles = {item.name: role_in(item.role, named) for item in declared if item.name in exact}
         arithmetic = {name: self._arithmetic(name, role) for name, role in roles.items()}
-        return derived_bounds(call.rows, exact, roles, compute, arithmetic, _name(call.arguments[0].dtype), formulas)
+        dtype = _name(call.arguments[0].dtype)
+        bounds = derived_bounds(call.rows, exact, roles, compute, arithmetic, dtype, formulas)
+        return {name: (exact[name], bounds[name]) for name in exact}
 
     def _arithmetic(self, name: str, role: str | None) -> Arithmetic:
-        """Returns the precision of a result or a gradient."""
         case, call, dtype = self.case, self.call, self.dtypes[name]
         rows, main = call.rows, call.arguments[0]
         used = [_name(t.dtype) for t in call.arguments if isinstance(t, Tensor) and t.is_floating_point()]
@@ -296,5 +298,5 @@ class _Comparison:
 
 
 def _row(x: Tensor) -> Tensor:
-    """Returns the tensor. A 0-d tensor becomes a row of one element."""
+    """The tensor, or a row of one element for a 0-d tensor."""
     return x.reshape(x.shape or (1,))

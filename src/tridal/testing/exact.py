@@ -35,14 +35,14 @@ class Call:
         return Arguments(self.op.signature, self.arguments).rows
 
     def results(self, roundings: Roundings | None = None) -> Named:
-        """Returns the results by name. Each of them is exact for the results that the reference rounds before."""
+        """The results by name. Each of them is exact for the results that the reference rounds before."""
         with torch.no_grad():
             return self._results(self._arguments(roundings), roundings, before=True)
 
     def gradients(self, grads: Sequence[Tensor], roundings: Roundings | None = None, twice: bool = False) -> Named:
-        """Returns autograd's gradients of the reference, by argument. `grads` are those of the results.
+        """Autograd's gradients of the reference, by argument. `grads` are those of the results.
 
-        With `twice`, returns the gradients of the sum of the squares of all gradients.
+        With `twice`, these are the gradients of the sum of the squares of all gradients.
         """
         arguments = self._arguments(roundings)
         leaves = self.differentiable(arguments)
@@ -53,7 +53,7 @@ class Call:
     def declared_gradients(
         self, grads: Sequence[Tensor], roundings: Roundings | None = None, stored: bool = True
     ) -> Named:
-        """Returns the gradients of the op's own gradient, by argument. `stored`: for the results that were found."""
+        """The gradients of the op's own gradient, by argument. `stored`: for the results that were found."""
         op, arguments = self.op, self._arguments(roundings)
         given = self.gradient_arguments(grads, torch.float64, roundings, stored)
         with torch.no_grad():
@@ -65,7 +65,7 @@ class Call:
     def gradient_arguments(
         self, grads: Sequence[Tensor], dtype: torch.dtype, roundings: Roundings | None = None, stored: bool = True
     ) -> tuple[Any, ...]:
-        """Returns the arguments of the registered gradient in a dtype."""
+        """The arguments of the registered gradient in a dtype."""
         op, arguments = self.op, self._arguments(roundings, dtype)
         known = Arguments(op.signature, arguments).named
         with torch.no_grad():
@@ -80,7 +80,7 @@ class Call:
         return tuple(v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for v in values)
 
     def differentiable(self, arguments: Sequence[Any]) -> Named:
-        """Returns the tensors that have a gradient, as leaves of autograd."""
+        """The tensors that have a gradient, as leaves of autograd."""
         named = zip(self._names, arguments, self.op.gradient_index, strict=True)
         chosen = {n: a for n, a, i in named if i >= 0 and isinstance(a, Tensor)}
         return {n: a.detach().requires_grad_() for n, a in chosen.items() if a.is_floating_point()}
@@ -107,7 +107,7 @@ class Call:
         return [converted(value) for value in self.arguments]
 
     def _results(self, arguments: Sequence[Any], roundings: Roundings | None, before: bool = False) -> Named:
-        """Returns the results. `before`: those that the reference rounds are as before the rounding."""
+        """The results. `before`: those that the reference rounds are as before the rounding."""
         reduce = self._reduce(arguments, roundings, self._found(arguments[0].dtype))
         own = None if roundings is None and self.op.torch_function is not None else reduce
         computed = row_maths.compute(self.op, *arguments, reduce=own)
@@ -115,36 +115,28 @@ class Call:
         results = {name: tensor for name, tensor in named if tensor is not None}
         return results | {n: t.reshape(results[n].shape) for n, t in reduce.before.items() if before}
 
-    def _reduce(self, arguments: Sequence[Any], roundings: Roundings | None, found: Named) -> _Reduce:
-        rows = self.rows
-        return _Reduce(self, rows.flat(arguments[0]), rows.first, roundings, found)
+    def _reduce(self, arguments: Sequence[Any], roundings: Roundings | None, stored: Named) -> _Reduce:
+        dtypes = {n: a.dtype for n, a in zip(self._names, self.arguments, strict=True) if isinstance(a, Tensor)}
+        return _Reduce(self.rows.flat(arguments[0]), self.rows.first, dtypes, roundings, stored)
 
 
 class _Reduce(RowReduce):
-    """Reduces rows, and rounds as the kernels did."""
+    """Reduces rows in float64, and rounds numbers as the kernels did, whose results are `stored`."""
 
-    def __init__(self, call: Call, x: Tensor, dim: int, roundings: Roundings | None, found: Named) -> None:
+    def __init__(
+        self, x: Tensor, dim: int, dtypes: Mapping[str, torch.dtype], roundings: Roundings | None, stored: Named
+    ) -> None:
         super().__init__(x, dim)
-        self._call = call
-        self._roundings = roundings
-        self._found = found
+        self._dtypes, self._roundings, self._stored = dtypes, roundings, stored
         self.before: Named = {}
         """The numbers that were rounded to a result, before they were rounded."""
 
-    @property
-    def dtypes(self) -> Mapping[str, torch.dtype]:
-        """The dtypes of the tensors of the call, instead of float64."""
-        named = zip(self._call.op.signature.names, self._call.arguments, strict=True)
-        return {name: value.dtype for name, value in named if isinstance(value, Tensor)}
-
-    @dtypes.setter
-    def dtypes(self, _: Any) -> None:
-        pass
+    dtypes = property(lambda self: self._dtypes, lambda self, _: None)  # those of the call, not float64
 
     def rounded(self, x: Tensor, dtype: torch.dtype, result: str | None = None) -> Tensor:
-        if result is not None and result in self._found:
+        if result is not None and result in self._stored:
             self.before[result] = x
-            return _Replaced.apply(x, self._found[result].reshape(x.shape))  # type: ignore[no-any-return, no-untyped-call]
+            return _Replaced.apply(x, self._stored[result].reshape(x.shape))  # type: ignore[no-any-return, no-untyped-call]
         return x if self._roundings is None else self._roundings.stored(x, dtype)
 
 
@@ -163,14 +155,11 @@ class _Replaced(torch.autograd.Function):
 def gradients_of(
     results: Sequence[Tensor], tensors: Sequence[Tensor], grads: Sequence[Tensor], twice: bool = False
 ) -> list[Tensor]:
-    """Returns the gradients of sum(result * grad); with `twice`, those of the sum of their squares.
-
-    A tensor that a gradient does not depend on has zeros.
-    """
-    found = torch.autograd.grad(results, tensors, grads, create_graph=twice, materialize_grads=True)
+    """Gradients of sum(result * grad); with `twice`, those of the sum of their squares. They may be zeros."""
+    gradients = torch.autograd.grad(results, tensors, grads, create_graph=twice, materialize_grads=True)
     if not twice:
-        return list(found)
-    total = functools.reduce(torch.add, [gradient.square().sum() for gradient in found])
+        return list(gradients)
+    total = functools.reduce(torch.add, [gradient.square().sum() for gradient in gradients])
     if not total.requires_grad:  # a linear op
         return [torch.zeros_like(tensor) for tensor in tensors]
     return list(torch.autograd.grad(total, tensors, materialize_grads=True))

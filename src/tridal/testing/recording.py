@@ -20,23 +20,18 @@ COUNT = 2
 """The number of devices of a `RecordingDevice`."""
 _HANDLES = "_stream", "_queue", "_handle"
 """The ends of the names of a stream's handle, such as `npu_stream`, `sycl_queue` and `native_handle`."""
-FUNCTION = 0xF00D
-"""The handle of every kernel that is loaded on a `RecordingDevice`."""
+_FUNCTION = 0xF00D  # the handle of every kernel
 
 
 class RecordedLaunch(NamedTuple):
-    """A recorded launch."""
+    """The stream of a launch, and the device that was current."""
 
     stream: int
     device: int
-    """The device that was current."""
 
 
 class RecordingDevice:
-    """Stands in for the module `torch.<device type>`, with the functions that all of these modules have.
-
-    Attributes that it does not have are those of the real module, if there is one.
-    """
+    """Stands in for the module `torch.<device type>`. Attributes that it does not have are those of the real module."""
 
     def __init__(self, real: Any = None) -> None:
         self.current = 0
@@ -46,21 +41,11 @@ class RecordingDevice:
         self.error: Exception | None = None
         """The exception that launches raise."""
         self._real = real
+        self.is_available, self.device_count = lambda: True, lambda: COUNT
+        self.current_device = lambda: self.current
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
-
-    def is_available(self) -> bool:
-        """Returns True."""
-        return True
-
-    def device_count(self) -> int:
-        """Returns `COUNT`."""
-        return COUNT
-
-    def current_device(self) -> int:
-        """Returns the index of the current device."""
-        return self.current
 
     def set_device(self, device: Any) -> None:
         """Makes a device the current one."""
@@ -76,12 +61,8 @@ class RecordingDevice:
             self.current = before
 
     def current_stream(self, device: Any = None) -> _Stream:
-        """Returns the current stream of a device, by default of the current device."""
-        return _Stream(self.raw_stream(self.current if device is None else _index(device)))
-
-    def raw_stream(self, index: int) -> int:
-        """Returns the handle of the current stream of a device."""
-        return self.streams[index]
+        """The current stream of a device, by default of the current device."""
+        return _Stream(self.streams[self.current if device is None else _index(device)])
 
     def launch(self, *arguments: Any) -> None:
         """Records a launch, with the arguments of Triton's launcher."""
@@ -107,9 +88,8 @@ class _Stream:
 def recording(device_type: str, target: Target, modules: Sequence[str] = ()) -> Iterator[RecordingDevice]:
     """Replaces `torch.<device type>`, other modules by name, and Triton's driver until the context ends.
 
-    `target` is the target of the driver's device. If Triton has no compiler for it, no kernel is compiled.
-
-    No other thread may compute meanwhile.
+    `target` is the target of the driver's device. If Triton has no compiler for it, no kernel is compiled. No other
+    thread may compute meanwhile.
     """
     triton = compiler.import_triton()
     device = RecordingDevice(getattr(torch, device_type, None))
@@ -122,12 +102,12 @@ def recording(device_type: str, target: Target, modules: Sequence[str] = ()) -> 
             self.launch(*arguments)
 
     def load(specialization: Specialization, target: Target, index: int) -> Any:
-        if not compiler.can_compile(target):
-            source = SimpleNamespace(fn=None, signature=dict(specialization.types))
-            return SimpleNamespace(src=source, metadata=None, packed_metadata=(), function=FUNCTION, run=Launcher())
-        made = compiler.compile_kernel(specialization, target)
-        found = {"src": made.src, "metadata": made.metadata, "packed_metadata": made.packed_metadata}
-        return SimpleNamespace(**found, function=FUNCTION, run=Launcher())
+        source = SimpleNamespace(fn=None, signature=dict(specialization.types))
+        made: Any = SimpleNamespace(src=source, metadata=None, packed_metadata=())
+        if compiler.can_compile(target):
+            made = compiler.compile_kernel(specialization, target)
+        known = {name: getattr(made, name) for name in ("src", "metadata", "packed_metadata")}
+        return SimpleNamespace(**known, function=_FUNCTION, run=Launcher())
 
     active = SimpleNamespace(get_current_device=device.current_device, launcher_cls=Launcher)
     active.get_current_target = lambda: SimpleNamespace(backend=target[0], arch=target[1], warp_size=target[2])
@@ -142,7 +122,7 @@ def recording(device_type: str, target: Target, modules: Sequence[str] = ()) -> 
         for package in ("torch", f"torch_{device_type}"):
             owner = sys.modules.get(f"{package}._C")
             if hasattr(owner, raw_stream):  # a private function that returns a handle without making a Stream
-                enter(patch.object(owner, raw_stream, device.raw_stream))
+                enter(patch.object(owner, raw_stream, device.streams.__getitem__))
         enter(patch.object(triton.runtime, "driver", SimpleNamespace(active=active)))
         enter(patch.object(launch, "_load", load))
         yield device

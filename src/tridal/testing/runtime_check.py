@@ -11,7 +11,7 @@ import torch
 
 from tridal.devices import settings
 from tridal.devices.checked_backend import CheckedBackend
-from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.devices.types import Backend, DeviceProperties, LaunchPlan, Probe, Problem, Resources
 from tridal.ops import table
 from tridal.ops.signature import Arguments
 from tridal.pytorch.device_context import DeviceContext
@@ -45,33 +45,28 @@ def check_runtime(backend: Backend, modules: Sequence[str] = ()) -> tuple[str, .
     backend = backend.plugin if isinstance(backend, CheckedBackend) else backend
     if backend.interpreted:
         indices = range(backend.device_count())
-        return tuple(_faults(lambda: _guard_faults(backend, None, indices), lambda: _stream_type(backend, indices)))
+        return (*_faults(_guard_faults(backend, None, indices)), *_faults(_stream_types(backend, indices)))
     properties = next(iter(backend.architectures().values()), None)
     target = properties.target if properties is not None and properties.target is not None else ("", "", 0)
     with recording(backend.device_type, target, modules) as device:
-        checks: list[Callable[[], Iterator[str]]] = [
-            lambda: _count_faults(backend),
-            lambda: _guard_faults(backend, device, range(COUNT)),
-            lambda: _stream_faults(backend, device),
-        ]
-        faults = list(_faults(*checks))
+        checks = _count_faults(backend), _guard_faults(backend, device, range(COUNT)), _stream_faults(backend, device)
+        faults = [fault for check in checks for fault in _faults(check)]
         if faults:
             faults[0] += "; if the backend calls another module than torch's, give its name in `modules`"
         elif properties is None:
             faults = ["architectures() is empty, so nothing can be launched without a device"]
         else:
             for index in reversed(range(COUNT)):
-                faults += _faults(lambda index=index: _launch_faults(backend, properties, device, index))  # type: ignore[misc]
+                faults += _faults(_launch_faults(backend, properties, device, index))
         return tuple(faults)
 
 
-def _faults(*checks: Callable[[], Iterator[str]]) -> Iterator[str]:
-    """Yields the faults of all checks. An exception is a fault."""
-    for check in checks:
-        try:
-            yield from check()
-        except Exception as error:
-            yield raised(error)
+def _faults(check: Iterator[str]) -> Iterator[str]:
+    """Yields the faults of a check. An exception is a fault."""
+    try:
+        yield from check
+    except Exception as error:
+        yield raised(error)
 
 
 def _count_faults(backend: Backend) -> Iterator[str]:
@@ -106,7 +101,7 @@ def _guard_faults(backend: Backend, device: RecordingDevice | None, indices: Seq
             yield f"guard({index}) suppresses exceptions"
 
 
-def _stream_type(backend: Backend, indices: Sequence[int]) -> Iterator[str]:
+def _stream_types(backend: Backend, indices: Sequence[int]) -> Iterator[str]:
     for index in indices:
         stream = backend.stream(index)
         if type(stream) is not int:
@@ -115,7 +110,7 @@ def _stream_type(backend: Backend, indices: Sequence[int]) -> Iterator[str]:
 
 def _stream_faults(backend: Backend, device: RecordingDevice) -> Iterator[str]:
     """Checks that `stream` returns the current stream of each device, also after it has changed."""
-    yield from _stream_type(backend, range(COUNT))
+    yield from _stream_types(backend, range(COUNT))
     for current, index, change in product(range(COUNT), range(COUNT), range(2)):
         device.current = current
         device.streams[index] += change
@@ -131,7 +126,7 @@ def _launch_faults(
     other = device.current = COUNT - 1 - index
     plans: list[LaunchPlan] = []
     reported: list[Resources] = []
-    x, call = _prepare(_recorded(backend, properties, plans, reported), index)
+    x, call = _make_call(_with_records(backend, properties, plans, reported), index)
     if plans[-1].resources is not None and reported and plans[-1].resources not in reported:
         yield f"the plan has {plans[-1].resources}, which resources() did not return"
     for error in (None, _LaunchError("a launch failed"), None):
@@ -156,17 +151,14 @@ def _launch_faults(
                 yield f"a launch got the stream {launched.stream!r} instead of {device.streams[index]}, the current one"
 
 
-def _recorded(
+def _with_records(
     backend: Backend, properties: DeviceProperties, plans: list[LaunchPlan], reported: list[Resources]
 ) -> Backend:
-    """Returns the backend with given properties, because no device is present, and records its results in lists."""
+    """The backend with given properties, because no device is present. Lists get what it returns."""
     compiles = can_compile(properties.target)
 
     def plan(problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        def uncompiled(config: KernelConfig) -> Resources:
-            return Resources(registers=32, spills=0, shared_memory=0)
-
-        plans.append(backend.plan(problem, device, probe if compiles else uncompiled, options))
+        plans.append(backend.plan(problem, device, probe if compiles else lambda _: Resources(32, 0, 0), options))
         return plans[-1]
 
     def resources(asm: Mapping[str, Any], shared_memory: int) -> Resources:
@@ -176,24 +168,19 @@ def _recorded(
     return with_members(backend, properties=lambda index: properties, plan=plan, resources=resources)
 
 
-def _prepare(recorded: Backend, index: int) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
-    """Returns a tensor on the CPU, and a call of the first op of one tensor for it, as if it were on a device.
+def _make_call(backend: Backend, index: int) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+    """A tensor on the CPU, and a call of the first op of one tensor for it, as if it were on a device.
 
-    The stand-in of Triton's driver reads only its address.
+    The stand-in of Triton's driver reads only its address. Settings that replace the plan or the call are left out.
     """
     context = DeviceContext.__new__(DeviceContext)
-    context.device, context.index, context.settings = torch.device("cpu"), index, _settings()
-    context.backend = CheckedBackend(recorded, "tridal.testing")
+    changes: dict[str, Any] = {"batch_invariant": False, "kernel_configs": None, "dump": None}
+    context.device, context.index, context.settings = torch.device("cpu"), index, replace(settings.current(), **changes)
+    context.backend = CheckedBackend(backend, "tridal.testing")
     context.torch_computes, context.has_autocast = False, False
-    dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
+    dtype = "float32" if "float32" in backend.dtypes else min(backend.dtypes)
     op = next(op for op in table.ops().values() if op.one_tensor)
     x = torch.empty(_SHAPE, dtype=getattr(torch, dtype))
     arguments = Arguments(op.signature, (x, -1, x.dtype, *op.parameters.values()))
     found, others = call_by_kernels(context, op, arguments, len(op.results)), arguments.tensors[1:]
     return x, lambda x: found.run(x, *others)[0]
-
-
-def _settings() -> settings.Settings:
-    """Returns the current settings without those that replace the backend's plan, or the call."""
-    changes: dict[str, Any] = {"batch_invariant": False, "kernel_configs": None, "dump": None}
-    return replace(settings.current(), **changes)
