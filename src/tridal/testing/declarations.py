@@ -71,10 +71,8 @@ def _result(name: str, check: Callable[[], str | None]) -> Result:
     start = time.perf_counter()
     try:
         message = check()
-    except TridalError as error:
-        message = str(error)
     except Exception as error:
-        message = raised(error)
+        message = str(error) if isinstance(error, TridalError) else raised(error)
     return Result(name, message is None, 0.0, 0.0, message, time.perf_counter() - start)
 
 
@@ -97,7 +95,7 @@ def _checks(op: Op) -> Iterator[Check]:
 
 
 def _range_fault(number: Argument) -> str | None:
-    """Returns why only the default of a number would be tested, or None."""
+    """Why only the default of a number would be tested, or None."""
     if number.range is not None:
         return None
     wanted = "a tuple of all values" if number.type == "str" else "(smallest, largest)"
@@ -105,7 +103,7 @@ def _range_fault(number: Argument) -> str | None:
 
 
 def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | None:
-    """Returns a description of a fault of the reference or the gradient, or None."""
+    """Why the reference or the gradient is wrong, or None."""
     case = Case(op.name, "backward", (3, 7), dtype=str(dtype).removeprefix("torch."), absent=absent)
     tensors = make_tensors(case, op, torch.device("cpu"))
     call, dtypes = make_call(case, op, {name: tensor for name, tensor in tensors.items() if tensor is not None}, None)
@@ -150,13 +148,13 @@ def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | N
 
 
 def _errors(call: Call, exact: Named, grads: list[torch.Tensor]) -> dict[str, float]:
-    """Returns the error of each gradient of the op's own gradient, divided by the largest element."""
+    """The error of each gradient of the op's own gradient, divided by the largest element."""
     found = call.declared_gradients(grads, stored=False)
     return {n: float((found[n] - tensor).abs().max() / tensor.abs().max()) for n, tensor in exact.items()}
 
 
 def _fault(function: str, found: object, x: torch.Tensor, role: Any, dtype: torch.dtype) -> str | None:
-    """Returns why a result has the wrong shape or dtype, or None."""
+    """Why a result has the wrong shape or dtype, or None."""
     if not isinstance(found, torch.Tensor):
         return f"the {function} returned a {type(found).__name__}: expected a tensor"
     shape = {"row": (*x.shape[:-1], 1), "number": ()}.get(role, tuple(x.shape))
@@ -171,7 +169,7 @@ def _fault(function: str, found: object, x: torch.Tensor, role: Any, dtype: torc
 
 @functools.cache
 def _compiled_architectures() -> tuple[str, ...]:
-    """Returns an architecture of each backend, if Triton compiles the default op for it without a device."""
+    """An architecture of each backend, if Triton compiles the default op for it without a device."""
     found = []
     for arch, (backend, properties) in planning.example_architectures().items():
         if backend.interpreted or not compiler.can_compile(properties.target):

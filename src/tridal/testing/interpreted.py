@@ -22,7 +22,7 @@ from tridal.devices.types import (
 from tridal.errors import UnknownDeviceError
 from tridal.runtime.compiler import can_compile
 from tridal.testing.changed_backend import with_members
-from tridal.testing.plan_overrides import PLAN_OVERRIDES
+from tridal.testing.plan_overrides import column_loop
 
 
 def interpreted(backend: Backend, arch: str | None = None) -> Backend:
@@ -63,11 +63,7 @@ def interpreted(backend: Backend, arch: str | None = None) -> Backend:
 
         made = backend.plan(problem, device, probed, options)
         made = replace(made, config=replace(made.config, exp2_bias=None))  # corrects an error that only devices make
-        if made.config.schedule != "cooperative":
-            return made
-        column_loop = PLAN_OVERRIDES["column_loop"]
-        assert column_loop is not None
-        return column_loop(replace(made, occupancy=None), problem)
+        return made if made.schedule != "cooperative" else column_loop(replace(made, occupancy=None), problem)
 
     return with_members(
         backend, name=f"{backend.name}interpreted", device_type="cpu", interpreted=True, schedules=schedules,

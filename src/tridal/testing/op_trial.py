@@ -44,16 +44,12 @@ def check_functions(kernel: RowKernel) -> None:
 
 
 def is_own(kernel: RowKernel) -> bool:
-    """Returns whether the functions of a kernel are tridal's. Tests run their trials, so they need none before use."""
+    """Whether the functions of a kernel are tridal's. Tests run their trials, so they need none before use."""
     return kernel.module.startswith(("tridal.kernels.", "tridal.library."))
 
 
 def try_functions(kernel: RowKernel) -> None:
-    """Runs the trials of a kernel's functions.
-
-    Raises:
-        PluginError: see `check_functions`.
-    """
+    """Runs the trials of a kernel's functions. Raises PluginError as `check_functions` does."""
     import numpy
 
     triton = compiler.import_triton()
@@ -102,13 +98,12 @@ class _Report:
 
 
 def _has_nan(result: Any) -> bool:
-    """Returns whether a tensor of Triton's interpreter holds NaN."""
     data = getattr(getattr(result, "handle", None), "data", None)
     return data is not None and bool((data != data).any())
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Returns the shape of a tensor, () for a number, and None for anything else."""
+    """The shape of a tensor, () for a number, and None for anything else."""
     if isinstance(value, (int, float)):
         return ()
     # An attribute of Triton's own class `tuple` raises ValueError if it does not exist.
@@ -121,5 +116,5 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Returns whether a schedule broadcasts a shape to the wanted one without a wrong result."""
+    """Whether a schedule broadcasts a shape to the wanted one without a wrong result."""
     return not shape or (len(shape) == len(wanted) and all(s in (1, w) for s, w in zip(shape, wanted, strict=True)))

@@ -17,7 +17,7 @@ _RESIDENT = 256  # number of small programs that run concurrently on every devic
 
 
 def _configured(plan: LaunchPlan, problem: Problem, **fields: Any) -> LaunchPlan:
-    """Returns the plan with these config fields. The kernel is persistent and has no register limit by default."""
+    """The plan with these config fields. The kernel is persistent and has no register limit by default."""
     defaults = {"persistent": True, "max_registers": None, "lanes": 1}
     programs = plan.programs_for(problem.tiles(plan.config.rows))
     return replace(plan, config=replace(plan.config, **{**defaults, **fields}), programs=programs)
@@ -43,18 +43,19 @@ def _block_cols(problem: Problem) -> int:
     return max(16, (1 << (problem.cols - 1).bit_length()) // 4)
 
 
-def _column_loop(plan: LaunchPlan, problem: Problem, **flags: Any) -> LaunchPlan:
+def column_loop(plan: LaunchPlan, problem: Problem, **flags: Any) -> LaunchPlan:
+    """Changes the plan to a loop over blocks of columns."""
     fields: dict[str, Any] = {"programs_per_row": 1, "peel": False, "reload": False, "cols": _block_cols(problem)}
     return _configured(plan, problem, schedule="column_loop", **{**fields, **flags})
 
 
 def _peeled_column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    return _column_loop(plan, problem, peel=problem.layout == "row" and problem.statistics_only)
+    return column_loop(plan, problem, peel=problem.layout == "row" and problem.statistics_only)
 
 
 def _lanes(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     cols = max(_block_cols(problem), 4 * problem.vector)
-    return plan if problem.layout == "inner" else _column_loop(plan, problem, rows=1, lanes=4, cols=cols)
+    return plan if problem.layout == "inner" else column_loop(plan, problem, rows=1, lanes=4, cols=cols)
 
 
 def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
@@ -79,7 +80,7 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "planned": None,
     "whole_row": _whole_row,
     "cooperative": _cooperative,
-    "column_loop": _column_loop,
+    "column_loop": column_loop,
     "whole_row+peel": _peel,
     "column_loop+peel": _peeled_column_loop,
     "column_loop+lanes": _lanes,

@@ -42,7 +42,6 @@ def _size(case: Case) -> tuple[bool, int, int]:
 
 
 def _pairs_of(case: Case) -> set[object]:
-    """Returns the pairs of traits that a case holds."""
     traits = [(field.name, getattr(case, field.name)) for field in fields(case) if field.name not in _PAIRED]
     drawn = len(case.numbers) > 1  # from ranges, for all arguments at once
     traits += [(n, "drawn" if drawn and isinstance(value, (int, float)) else value) for n, value in case.numbers]
@@ -51,7 +50,7 @@ def _pairs_of(case: Case) -> set[object]:
 
 
 def _covering(sets: Sequence[set[object]]) -> list[int]:
-    """Returns the numbers of few sets that together hold all elements. The set with the most new ones comes first."""
+    """The numbers of few sets that together hold all elements. The set with the most new ones comes first."""
     waiting, seen, found = [(-len(one), number) for number, one in enumerate(sets)], set[object](), list[int]()
     heapq.heapify(waiting)
     while waiting:
@@ -66,7 +65,7 @@ def _covering(sets: Sequence[set[object]]) -> list[int]:
 
 
 def _with_fewer_rows(case: Case) -> Case:
-    """Returns a case with at most 7 rows, or with at most 3 in each of several dims.
+    """The case with at most 7 rows, or with at most 3 in each of several dims.
 
     With lanes, a tile has one row, and the interpreter takes as long for it as for a tile of many rows. It runs four
     programs, so some of them have several tiles.

@@ -31,24 +31,21 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     The terms and the result of a sum change by the square root of the number of roundings of a term. A matmul reads and
     writes tensors in the dtype of the call, so that these change by its roundings, too.
+
+    Args:
+        seed: the seed of the random changes.
+        row: the dim and the length of a row.
+        sum_roundings: the number of roundings of a term of its sum.
+        matmul_dtype: the dtype of the tensors that matmuls read and write.
+        stored_step: stored_step(dtype) is the largest relative change of a number that is stored in a dtype.
+        formulas: further operations by name, in smaller operations.
+        subnormal: the smallest normal number, and the largest change of a number below it, which devices may flush.
     """
 
     def __init__(
         self, seed: int, row: tuple[int, int], sum_roundings: float, matmul_dtype: torch.dtype,
         stored_step: Callable[[torch.dtype], float], formulas: Formulas, subnormal: tuple[float, float],
     ) -> None:  # fmt: skip
-        """Prepares random numbers.
-
-        Args:
-            seed: the seed of the random changes.
-            row: the dim and the length of a row.
-            sum_roundings: the number of roundings of a term of its sum.
-            matmul_dtype: the dtype of the tensors that matmuls read and write.
-            stored_step: stored_step(dtype) is the largest relative change of a number that is stored in a dtype.
-            formulas: further operations by name, in smaller operations.
-            subnormal: the smallest normal number, and the largest change of a number below it. Some devices flush such
-                numbers to zero.
-        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
         self._row, self._row_step = row, STEP * math.sqrt(max(sum_roundings, 1.0))
@@ -58,11 +55,11 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._smallest, self._flush = subnormal
 
     def change(self, x: Tensor, step: float = STEP) -> Tensor:
-        """Returns the numbers with random relative changes of at most `step`."""
+        """Changes numbers by random relative amounts of at most `step`."""
         return x * self._factors(x, step)
 
     def stored(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the numbers with the changes of numbers that are stored in a dtype."""
+        """Changes numbers as those are that are stored in a dtype."""
         return self.change(x, self._stored_step(dtype))
 
     def _factors(self, x: Tensor, step: float) -> Tensor:
@@ -94,7 +91,7 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _sum_step(self, name: str, args: Sequence[Any]) -> tuple[float, bool]:
-        """Returns the largest relative change of a sum, and whether it is the sum of a row."""
+        """The largest relative change of a sum, and whether it is the sum of a row."""
         x = args[-2] if name in ("addmm", "baddbmm") else args[0]
         if name in _MATMULS:
             return max(self._stored_step(self._matmul_dtype), STEP * math.sqrt(x.shape[-1])), False
@@ -106,7 +103,7 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def in_order(terms: Tensor, dim: int) -> Tensor:
-    """Returns the terms as they change a sum that adds them one after the other, with the precision `STEP`.
+    """The terms as they change a sum that adds them one after the other, with the precision `STEP`.
 
     An addition rounds a term to a multiple of the sum's last digit. Many small terms all become less, or vanish.
     """

@@ -19,7 +19,6 @@ from tridal.testing.cases import (
     DIRECTIONS,
     TUTORIAL_SHAPE,
     Case,
-    Direction,
     Layout,
     Values,
     is_choice,
@@ -77,21 +76,18 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...
         >>> {case.op for case in cases}
         {'softmax'}
     """
-    return tuple(dict.fromkeys(case for op in table.selected(ops) for case in _defined_cases(op, backend)))
+    made = ((op, case) for op in table.selected(ops) for case in _cases(op, backend))
+    return tuple(dict.fromkeys(case for op, case in made if _dtypes(case) <= backend.dtypes and _is_defined(op, case)))
 
 
-def _defined_cases(op: Op, backend: Backend) -> Iterator[Case]:
-    """Yields the cases for which the op is defined, and whose dtypes the backend computes."""
-    for case in _cases(op, backend):
-        dtypes = [case.dtype, case.out_dtype, *dict(case.dtypes).values()]
-        dtypes += ["float16"] * (case.mask == "added halves")
-        floating = {name for name in dtypes if "float" in name}
-        if floating <= backend.dtypes and is_defined(op, case):
-            yield case
+def _dtypes(case: Case) -> set[str]:
+    """The floating dtypes of the tensors of a case."""
+    dtypes = {case.dtype, case.out_dtype, *dict(case.dtypes).values()}
+    return {name for name in dtypes if "float" in name} | ({"float16"} if case.mask == "added halves" else set())
 
 
-def is_defined(op: Op, case: Case) -> bool:
-    """Returns whether the op is defined for a case: its dtypes, the dims of a row, and what the op itself requires."""
+def _is_defined(op: Op, case: Case) -> bool:
+    """Whether the op is defined for a case: its dtypes, the dims of a row, and what the op itself requires."""
     several, rank, steps = not op.one_tensor, len(case.shape), op.steps is not None
     if "float" not in case.dtype and (several or case.direction != "forward"):
         return False
@@ -106,14 +102,8 @@ def is_defined(op: Op, case: Case) -> bool:
     return case.cast is None and rank >= case.dims and case.dim in (-1, rank - 1)
 
 
-def directions(op: Op) -> tuple[Direction, ...]:
-    """Returns the directions of the cases of an op."""
-    differentiable = op.differentiable_results > 0 and any(argument.differentiable for argument in op.arguments)
-    return (*DIRECTIONS, "double") if differentiable else DIRECTIONS[:1]
-
-
 def _cases(op: Op, backend: Backend) -> Iterator[Case]:
-    differentiable = "backward" in directions(op)
+    differentiable = op.differentiable_results > 0 and any(argument.differentiable for argument in op.arguments)
     forward, backward = (partial(Case, op.name, direction) for direction in DIRECTIONS)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     for make in (forward, backward) if differentiable else (forward,):
@@ -175,7 +165,7 @@ def _tensors_and_numbers(make: Callable[..., Case], op: Op) -> Iterator[Case]:
 
 
 def _drawn(number: Argument, generator: random.Random) -> Any:
-    """Returns a random value of a number's range."""
+    """A random value of a number's range."""
     values: Any = number.range
     if is_choice(number):
         return generator.choice(values)
