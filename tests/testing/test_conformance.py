@@ -49,7 +49,7 @@ def random_cases(draw: st.DrawFn, backend: Backend) -> Case:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_case_passes(backend: Backend, data: st.DataObject) -> None:
     result = testing.run_case(data.draw(random_cases(backend)), backend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ def test_the_plans_of_every_compiled_backend_pass(compiled: Any) -> None:
     with registered(testing.interpreted(compiled)) as backend:
         cases = [case for case in testing.quick_cases(backend, ["softmax", "rms_norm"]) if case.dtype != "float64"]
         assert {case.plan for case in cases} == {"planned", *testing.overrides(backend)}
-        results = [testing.run_case(case, backend) for case in cases[::60]]
+        results = [testing.run_case(case, backend) for case in cases[::90] if math.prod(case.shape) < 10**5]
         results.append(testing.run_case(testing.Case("softmax", "forward", (2, 50_257)), backend))
     assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
 
@@ -39,6 +40,8 @@ def test_a_plan_has_the_limits_of_the_architecture_and_is_not_cooperative() -> N
         assert replace(planning.plan(4096, 640, arch="h100").config, exp2_bias=None) == narrow.config
         assert planning.plan(4096, 131_072, arch="h100").config.schedule == "cooperative"
         assert (backend.properties(0).cores, wide.config.schedule) == (cores, "column_loop")
+    with pytest.raises(UnknownDeviceError, match=r"backend 'cuda' has no architecture 'gfx942' \(it has: sm_"):
+        testing.interpreted(cuda, "gfx942")
 
 
 def test_a_wrong_plan_is_found() -> None:
@@ -51,8 +54,3 @@ def test_a_wrong_plan_is_found() -> None:
         results = [testing.run_case(testing.Case("softmax", "forward", (5, cols)), backend) for cols in (30, 300)]
     assert [result.passed for result in results] == [True, False]
     assert "made a wrong plan" in str(results[1].message)
-
-
-def test_an_unknown_architecture_is_an_error() -> None:
-    with pytest.raises(UnknownDeviceError, match=r"backend 'cuda' has no architecture 'gfx942' \(it has: sm_"):
-        testing.interpreted(registry.get("cuda"), "gfx942")

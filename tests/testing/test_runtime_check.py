@@ -35,22 +35,23 @@ def test_every_registered_backend_passes_without_its_hardware(checked: Backend) 
     assert testing.check_runtime(checked) == ()
 
 
-def test_resources_get_the_compilers_output_where_triton_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = next((b for b, target in zip(COMPILED, TARGETS, strict=True) if can_compile(target)), None)
-    assert backend is not None
+def test_resources_get_the_output_of_the_compiler_and_the_plan_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: Any = next(b for b, target in zip(COMPILED, TARGETS, strict=True) if can_compile(target))
+    backend = type(checked.plugin)
     stages: list[set[str]] = []
-    resources = type(backend).resources
-
-    def record(self: Any, asm: Any, shared_memory: int) -> Resources:
-        stages.append(set(asm))
-        return resources(self, asm, shared_memory)
-
-    monkeypatch.setattr(type(backend), "resources", record)
-    assert testing.check_runtime(backend) == ()
+    resources, plan = backend.resources, backend.plan
+    monkeypatch.setattr(
+        backend, "resources", lambda self, asm, *rest: stages.append({*asm}) or resources(self, asm, *rest)
+    )
+    assert testing.check_runtime(checked) == ()
     assert stages
     assert all("ttir" in found for found in stages)
-    monkeypatch.setattr(type(backend), "resources", lambda *_: (32, 0, 0))
-    assert testing.check_runtime(backend)
+    monkeypatch.setattr(backend, "resources", lambda *_: (32, 0, 0))
+    assert testing.check_runtime(checked)
+    monkeypatch.setattr(backend, "resources", resources)
+    other = Resources(7, 7, 7)
+    monkeypatch.setattr(backend, "plan", lambda *given: dataclasses.replace(plan(*given), resources=other))
+    assert "which resources() did not return" in "\n".join(testing.check_runtime(checked))
 
 
 class Vendor(FakeBackend):
@@ -104,94 +105,52 @@ def test_hint_names_the_argument_for_other_modules() -> None:
     assert first.endswith("; if the backend calls another module than torch's, give its name in `modules`")
 
 
-class Always0(Vendor):
-    def stream(self, index: int) -> int:
-        return 0
+@contextmanager
+def without_finally(self: Vendor, index: int) -> Iterator[None]:
+    before = self.library.current_device()
+    self.library.set_device(index)
+    yield
+    self.library.set_device(before)
 
 
-class CurrentDevicesStream(Vendor):
-    def stream(self, index: int) -> int:
-        return int(self.library.current_stream().vendor_stream)
-
-
-class CachedStream(Vendor):
-    streams: dict[int, int]
-
-    def stream(self, index: int) -> int:
-        self.streams = getattr(self, "streams", {})
-        return self.streams.setdefault(index, super().stream(index))
-
-
-class StreamId(Vendor):
-    def stream(self, index: int) -> int:
-        return int(self.library.current_stream(index).stream_id)
-
-
-class EmptyGuard(Vendor):
-    def guard(self, index: int) -> Any:
-        return nullcontext()
-
-
-class GuardWithoutFinally(Vendor):
-    @contextmanager
-    def guard(self, index: int) -> Iterator[None]:
-        before = self.library.current_device()
-        self.library.set_device(index)
+@contextmanager
+def suppressing(self: Vendor, index: int) -> Iterator[None]:
+    with self.library.device(index), suppress(Exception):
         yield
-        self.library.set_device(before)
 
 
-class GuardThatSuppresses(Vendor):
-    @contextmanager
-    def guard(self, index: int) -> Iterator[None]:
-        with self.library.device(index), suppress(Exception):
-            yield
+def cached(self: Vendor, index: int) -> int:
+    streams = vars(self).setdefault("streams", {})
+    return int(streams.setdefault(index, Vendor.stream(self, index)))
 
 
-class GuardThatRaises(Vendor):
-    def guard(self, index: int) -> Any:
-        raise RuntimeError("no driver")
-
-
-class WrongCount(Vendor):
-    def device_count(self) -> int:
-        return 1
-
-
-class PlanThatRaises(Vendor):
-    def plan(self, *_: Any) -> LaunchPlan:
-        raise KeyError("v1")
+def raising(self: Vendor, *_: Any) -> Any:
+    raise RuntimeError("no driver")
 
 
 @pytest.mark.parametrize(
-    ("faulty", "message"),
+    ("member", "wrong", "message"),
     [
-        (Always0, "stream(0) returned 0 instead of 4096 while device 0 is current"),
-        (CurrentDevicesStream, "stream(1) returned 4097 instead of 8192 while device 0 is current"),
-        (CachedStream, "stream(0) returned 4096 instead of 4097 after the stream was changed"),
-        (StreamId, "the stand-in for a stream has no 'stream_id': its handle is any name that ends with '_stream',"),
-        (EmptyGuard, "device 0 is current inside guard(1)"),
-        (GuardWithoutFinally, "device 1 is current after an exception after guard(1), instead of device 0"),
-        (GuardThatSuppresses, "guard(0) suppresses exceptions"),
-        (GuardThatRaises, "raised RuntimeError: no driver"),
-        (WrongCount, "device_count() returned 1, but there are 2 devices"),
-        (PlanThatRaises, "raised KeyError: 'v1'"),
+        ("stream", lambda self, index: 0, "stream(0) returned 0 instead of 4096 while device 0 is current"),
+        (
+            "stream", lambda self, index: self.library.current_stream().vendor_stream,
+            "stream(1) returned 4097 instead of 8192 while device 0 is current",
+        ),
+        ("stream", cached, "stream(0) returned 4096 instead of 4097 after the stream was changed"),
+        (
+            "stream", lambda self, index: self.library.current_stream(index).stream_id,
+            "the stand-in for a stream has no 'stream_id': its handle is any name that ends with '_stream',",
+        ),
+        ("guard", lambda self, index: nullcontext(), "device 0 is current inside guard(1)"),
+        ("guard", without_finally, "device 1 is current after an exception after guard(1), instead of device 0"),
+        ("guard", suppressing, "guard(0) suppresses exceptions"),
+        ("guard", raising, "raised RuntimeError: no driver"),
+        ("device_count", lambda self: 1, "device_count() returned 1, but there are 2 devices"),
+        ("plan", raising, "raised RuntimeError: no driver"),
     ],
-)
-def test_fault_is_reported(faulty: type[Vendor], message: str) -> None:
-    assert message in faults(faulty())
-
-
-def test_a_plan_with_other_resources_than_those_of_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: Any = next(b for b, target in zip(COMPILED, TARGETS, strict=True) if can_compile(target))
-    backend = checked.plugin
-    plan = type(backend).plan
-
-    def other(self: Any, *arguments: Any) -> LaunchPlan:
-        return dataclasses.replace(plan(self, *arguments), resources=Resources(7, 7, 7))
-
-    monkeypatch.setattr(type(backend), "plan", other)
-    assert "which resources() did not return" in "\n".join(testing.check_runtime(backend))
+)  # fmt: skip
+def test_a_wrong_member_is_reported(member: str, wrong: Any, message: str) -> None:
+    assert message in faults(type("Faulty", (Vendor,), {member: wrong})())
 
 
 def test_interpreted_backend_with_a_wrong_stream_or_guard_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
