@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backend_helpers import PLUGIN, install_wheel, run_python
+from backend_helpers import PLUGIN, install, run_python
 from tridal.devices import registry
 from tridal.errors import UnknownDeviceError
 
@@ -31,8 +31,7 @@ USE_TOY = """
 
 
 def test_installed_wheel_computes_softmax_with_its_option_of_the_environment(tmp_path: Path) -> None:
-    site = install_wheel(PLUGIN, tmp_path, "tridal_toy-1.2.3")
-    assert json.loads(run_python(USE_TOY, site, TRIDAL_TOY_ROWS="8")) == [
+    assert json.loads(run_python(USE_TOY, install(tmp_path, PLUGIN), TRIDAL_TOY_ROWS="8")) == [
         "tridal-toy 1.2.3",
         True,
         "cpu",

@@ -104,16 +104,12 @@ def run_python(code: str, *folders: Path, **variables: str) -> str:
     return python("-c", textwrap.dedent(code), path=folders, **variables).stdout
 
 
-def install_wheel(package: Path, folder: Path, name: str) -> Path:
-    """Builds the wheel of a package, whose name and version are given, and installs it. Returns its modules' folder."""
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(package)]
-    subprocess.run(build, check=True, timeout=240)
-    (wheel,) = folder.glob(f"{name}-*.whl")
-    site = folder / "site"
-    install = [*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
-    subprocess.run(install, check=True, timeout=240)
-    return site
+def install(folder: Path, *packages: Path) -> Path:
+    """Builds the wheels of packages and installs them in a folder, which it returns."""
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder)]
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install", *options]
+    subprocess.run([*pip, *map(str, packages)], check=True, timeout=240)
+    return folder
 
 
 def at_the_same_time(*functions: Callable[[], object]) -> list[Any]:
