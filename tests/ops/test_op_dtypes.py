@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch.testing import assert_close
 
 import tridal
 from conformance_helpers import INTERPRETER
-from op_samples import THIRD_PARTY, Sample, as_tuple, gradients, logsumexp, mean_energy
+from op_samples import OPS, THIRD_PARTY, Sample, gradients, logsumexp, mean_energy
 from tridal import ops
 
 triton = pytest.importorskip("triton")
@@ -19,53 +17,19 @@ import triton.language as tl  # noqa: E402
 pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
 Tensor = torch.Tensor
 F16, F32, F64 = torch.float16, torch.float32, torch.float64
-DEVICES = pytest.mark.parametrize("device", ["interpreter", "auto"])
 
 
 @triton.jit
-def summed(x, residual):  # type: ignore[no-untyped-def]
-    return x if residual is None else x + residual
+def centered(x, total, count, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return x - tl.expand_dims(total / count, AXIS)
 
 
-@triton.jit
-def centered(x, residual, mean, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
-    return summed(x, residual) - tl.expand_dims(mean, AXIS)
-
-
-@triton.jit
-def mean(total, count):  # type: ignore[no-untyped-def]
-    return total / count
-
-
-def _kernel(name: str, *writes: str, **fields: Any) -> ops.RowKernel:
-    statistics = (ops.Statistic("total", "sum", term="summed"),)
-    return ops.RowKernel(
-        name, __name__, statistics=statistics, row_value="mean", writes=writes, neutral_padding=True, **fields
-    )
-
-
-def _reference(x: Tensor, residual: Tensor | None, reduce: ops.RowReduce) -> tuple[Tensor, Tensor]:
-    h = x if residual is None else x + residual
-    return h - reduce.mean(h), h
-
-
+TOTAL = ops.Statistic("total", "sum", term="x")
 CENTER = ops.Op(
-    name="center",
-    arguments=(ops.per_element("input"), ops.per_element("residual", optional=True)),
-    results=(
-        ops.Result("output", "element", gradient="dy"),
-        ops.Result("total", "element", needs="residual", gradient="dtotal"),
-    ),
-    kernels=(
-        _kernel("center", "centered", "summed", reads=("x", "residual")),
-        _kernel("center_backward", "centered", reads=("x",), added="dtotal", constants=(("residual", None),)),
-    ),
-    reference=_reference,
-    gradient=lambda dy, reduce: dy - reduce.mean(dy),
-    saves=(),
-    gradients=(("input", "residual"),),
-)
-"""Its gradient needs no saved tensor."""
+    "center", (ops.per_element("input"),),
+    tuple(ops.RowKernel(n, __name__, ("x",), (TOTAL,), ("centered",)) for n in ("center", "center_backward")),
+    lambda x, reduce: x - reduce.mean(x), gradient=lambda dy, reduce: dy - reduce.mean(dy), saves=(),
+)  # fmt: skip
 center = tridal.row_function(CENTER)
 
 
@@ -74,9 +38,17 @@ def cast_tensors(sample: Sample, given: dict[str, Tensor], dtype: torch.dtype) -
     return {name: tensor.to(dtype) if roles[name] == "element" else tensor for name, tensor in given.items()}
 
 
-@DEVICES
-@pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
-@pytest.mark.parametrize("given", [F16, F32, F64], ids=str)
+@pytest.mark.parametrize(
+    ("given", "dtype", "device"),
+    [
+        (F16, F32, "interpreter"),
+        (F32, F16, "interpreter"),
+        (F32, F64, "auto"),
+        (F64, F32, "interpreter"),
+        (F64, F16, "auto"),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("sample", THIRD_PARTY.values(), ids=THIRD_PARTY)
 def test_each_tensor_with_a_number_per_element_is_cast_before_the_op(
     sample: Sample, given: torch.dtype, dtype: torch.dtype, device: str
@@ -96,7 +68,20 @@ def test_each_tensor_with_a_number_per_element_is_cast_before_the_op(
             assert_close(gradients(lambda **t: sample.function(**t, dtype=dtype), tensors), wanted, **bounds)
 
 
-@DEVICES
+def test_dtypes_are_promoted_and_gradients_have_the_dtypes_of_their_tensors() -> None:
+    sample = OPS["skip_norm"]
+    dtypes = F16, F32, F32, torch.bfloat16
+    tensors = {
+        n: t.detach().to(d).requires_grad_() for (n, t), d in zip(sample.leaves(4, 8).items(), dtypes, strict=True)
+    }
+    with tridal.use(device="interpreter", fallback="error"):
+        results = sample.function(**tensors)
+        found = gradients(lambda **_: results, tensors)
+    assert_close(results, sample.expected(**{name: tensor.float() for name, tensor in tensors.items()}))
+    assert tuple(gradient.dtype for gradient in found.values()) == dtypes
+
+
+@pytest.mark.parametrize("device", ["interpreter", "auto"])
 def test_sums_of_float64_are_exact_in_float64(device: str) -> None:
     x = torch.linspace(-2, 2, 60).view(5, 12)
     with tridal.use(device=device, fallback="torch"):
@@ -104,15 +89,11 @@ def test_sums_of_float64_are_exact_in_float64(device: str) -> None:
         assert_close(mean_energy(x, 0, F64), x.double().square().sum(0).mean(), rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("higher_order", [False, True])
-def test_a_gradient_without_saved_tensors_is_not_rounded_to_the_dtype_of_the_input(
-    higher_order: bool, with_residual: bool
-) -> None:
+def test_a_gradient_without_saved_tensors_is_not_rounded_to_the_dtype_of_the_input(higher_order: bool) -> None:
     x = torch.zeros(2, 64, dtype=F16, requires_grad=True)
     dy = 1000 + torch.linspace(-0.1, 0.1, 64).expand(2, 64)  # all equal in float16
     with tridal.use(device="interpreter", fallback="error"):
-        results = as_tuple(center(x, x.detach() if with_residual else None, dtype=F32))
         grad = dy.clone().requires_grad_(higher_order)
-        (found,) = torch.autograd.grad(results[0], x, grad, create_graph=higher_order)
+        (found,) = torch.autograd.grad(center(x, dtype=F32), x, grad, create_graph=higher_order)
     assert_close(found, (dy - dy.mean(-1, keepdim=True)).half())
