@@ -73,6 +73,7 @@ def test_a_correct_declaration_has_no_fault(op: Op) -> None:
             "parameters: expected names in lower case that are no keywords, found 'EPS'",
         ),
         (kernels(parameters=("eps",)), "kernel 'weigh' has unknown parameters: eps"),
+        (kernels(statistics=(FORWARD.statistics[0],) * 2), "uses one name for two things: "),
         # results
         (
             {"results": (OUTPUT, TOTAL)},

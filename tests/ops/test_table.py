@@ -29,14 +29,9 @@ OP = replace(
     aten=None,
 )
 """
-SAME_NAME = """
-more = replace(SOFTMAX.forward.statistics[0], term="y")
-OP = replace(OP, kernels=(replace(OP.forward, statistics=(*SOFTMAX.forward.statistics, more)), OP.backward))
-"""
 FAULTS = {
     "import fails": ("raise OSError('no library')", "it could not be loaded: OSError: no library"),
     "no reference": (GOOD + "OP = replace(OP, reference=None)", "it has no reference"),
-    "two statistics of one name": (GOOD + SAME_NAME, "uses one name for two things: "),
     "not an op": ("OP = object()", "expected a tridal.ops.Op, found object"),
     "another name": (
         GOOD.replace("{name}", "other"),
@@ -63,21 +58,13 @@ LIST_OPS = """
 """
 
 
-@pytest.fixture(scope="module")
-def entries(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str | None]]:
-    """Name, origin and problem of all ops, where distributions with faults and one without are installed."""
-    folder = tmp_path_factory.mktemp("ops")
+def test_an_op_with_a_fault_or_a_taken_name_is_recorded_and_others_work(tmp_path: Path) -> None:
     for fault, (source, _) in FAULTS.items():
-        install(folder, fault.replace(" ", ""), fault.replace(" ", "_"), source)
+        install(tmp_path, fault.replace(" ", ""), fault.replace(" ", "_"), source)
     good = {"works": "works", "aardvark": "zebra", "thief": "softmax", "second": "softmax_backward"}
     for distribution, name in (*good.items(), ("beta", "same"), ("alpha", "same")):
-        install(folder, distribution, name, GOOD)
-    return [tuple(entry) for entry in json.loads(run_python(LIST_OPS, folder))]
-
-
-def test_an_op_with_a_fault_or_a_taken_name_is_recorded_and_others_work(
-    entries: list[tuple[str, str, str | None]],
-) -> None:
+        install(tmp_path, distribution, name, GOOD)
+    entries = [tuple(entry) for entry in json.loads(run_python(LIST_OPS, tmp_path))]
     for fault, (_, message) in FAULTS.items():
         (found,) = [entry for entry in entries if entry[0] == fault.replace(" ", "_")]
         assert found[1] == f"{fault.replace(' ', '')} 1.0"
@@ -109,13 +96,7 @@ def test_unknown_op_suggests_similar_names() -> None:
 
 def test_ops_with_equal_traits_are_equal_problems() -> None:
     """So they get equal plans: a plan depends on nothing but the problem."""
-    other = RowKernel(
-        name="other_backward",
-        module="other",
-        reads=("g", "z"),
-        statistics=(Statistic("total", "sum", term="f"),),
-        writes=("h",),
-    )
+    other = RowKernel("other_backward", "other", ("g", "z"), (Statistic("total", "sum", term="f"),), ("h",))
     layout = row_layout((64, 1000), (1000, 1), 1)
     assert layout is not None
     dtypes = ("float32", "float32", "float32")
