@@ -46,7 +46,6 @@ class Case:
     """One launch of a kernel on `rows` rows of `cols` elements."""
 
     kernel: str
-    """Name of the kernel in the table of ops."""
     dtypes: tuple[str, str]
     """One of `DTYPES`."""
     layout: str
@@ -98,13 +97,6 @@ class Case:
             "expanded": ((rows, cols), (1, 0), 1),
         }[self.form]
 
-    @property
-    def parameters(self) -> tuple[float | None, ...]:
-        """Values of the kernel's parameters: the op's defaults."""
-        signature = self.op.gradient_signature if self.backward else self.op.signature
-        assert signature.kernel is not None
-        return signature.parameters({"scale": 1.0, **self.op.parameters}, signature.kernel.parameters)
-
     def call(self) -> KernelCall:
         """The call that tridal makes for these tensors."""
         shape, strides, dim = self.shape_strides_dim
@@ -121,20 +113,19 @@ class Case:
             located = locate_mask(ScaleMask(SCALE, causal=True), shape, strides, (0,) * len(shape), dim)
             assert located is not None
             scale_mask = located
-        return KernelCall(kernel, layout, dtypes, addresses, self.parameters, scale_mask)
+        signature = self.op.gradient_signature if self.backward else self.op.signature
+        parameters = signature.parameters({"scale": 1.0, **self.op.parameters})
+        return KernelCall(kernel, layout, dtypes, addresses, parameters, scale_mask)
 
     def plan(self) -> LaunchPlan:
-        """The backend's plan."""
         return launch.plan(self.call(), backend, properties(), OPTIONS)
 
     def specialization(self) -> Specialization:
-        """The compiler's input for this case."""
         return self.call().specialize(self.plan().config)
 
 
 @functools.cache
 def properties() -> DeviceProperties:
-    """Properties of the first emulated NPU."""
     return backend.properties(0)
 
 

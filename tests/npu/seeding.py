@@ -34,29 +34,23 @@ class EditError(Exception):
 
 
 class Mutant(NamedTuple):
-    """A fault.
-
-    Attributes:
-        place: "whole_row" or "column_loop", the texts that a schedule writes; "kernel", those of both; the name of a
-            file whose functions they call; or a function of one of `MODULES`, for example "softmax.rebase".
-        fault: what the fault breaks.
-        old: for a function, an expression, however it is formatted. For a text, a regular expression: statements have
-            one line each, as `ast.unparse` writes them.
-        new: the expression, or the template, that replaces each `old`.
-        kernels: names of the kernels that have the fault.
-        modified: whether only kernels with a scale and a causal mask have it.
-        square: whether it compiles only for tiles with as many rows as columns.
-        case: the case of the conformance suite that finds it.
-    """
+    """A fault."""
 
     place: str
+    """"whole_row" or "column_loop", the texts that a schedule writes; "kernel", those of both; a file whose functions
+    they call; or a function of one of `MODULES`, for example "softmax.rebase"."""
     fault: str
     old: str
+    """For a function, an expression. For a text, a regular expression: `ast.unparse` has written it."""
     new: str
+    """The expression, or the template, that replaces each `old`."""
     kernels: tuple[str, ...] = ("softmax",)
     modified: bool = False
+    """Whether only kernels with a scale and a causal mask have it."""
     square: bool = False
+    """Whether it compiles only for tiles with as many rows as columns."""
     case: Case | None = None
+    """The case of the conformance suite that finds it."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.fault}"
