@@ -15,13 +15,12 @@ from tridal.devices.types import Backend
 from tridal.ops import table
 from tridal.ops.arguments import Argument
 from tridal.ops.arguments import Result as OpResult
-from tridal.ops.op import Op
 from tridal.ops.scale_mask import ScoreModification, modify_scores
 from tridal.ops.signature import Arguments, role_in
-from tridal.testing.cases import Case, is_choice, op_cases, ordinary
+from tridal.testing.cases import Case, op_cases
 from tridal.testing.exact import Call, Named, gradients_of
 from tridal.testing.implementation import Implementation, implementation
-from tridal.testing.inputs import make_mask, make_tensors, make_values, with_layout
+from tridal.testing.inputs import call_function, dtype_name, make_call, make_gradients, make_mask, make_tensors
 from tridal.testing.raised import raised
 from tridal.testing.tolerance import Arithmetic, derived_bounds
 
@@ -147,80 +146,10 @@ def _compare(case: Case, implementation: Implementation) -> Compared:
     return closest
 
 
-def make_call(case: Case, op: Op, tensors: Named, mask: Tensor | None) -> tuple[Call, dict[str, torch.dtype]]:
-    """The call of a case on the CPU, and the dtypes of its results."""
-    numbers = dict(case.numbers)
-    named: dict[str, Any] = {a.name: numbers.get(a.name, ordinary(a)) for a in op.signature.arguments}
-    for argument in op.arguments:
-        if argument.type == "int" and is_choice(argument):
-            named[argument.name] = (argument.range or ()).index(named[argument.name])
-    given = [(a.role, tensors[a.name].dtype) for a in op.arguments if a.name in tensors]
-    floating = [dtype for role, dtype in given if role in ("element", "whole") and dtype.is_floating_point]
-    dtype = functools.reduce(torch.promote_types, floating) if case.cast is None else getattr(torch, case.cast)
-    named |= {a.name: dtype for a in op.signature.arguments if a.type == "ScalarType"}
-    named |= {a.name: [False] * len(op.gradient_groups) for a in op.signature.arguments if a.type == "bool[]"}
-    named |= {"dim": case.dim, "dims": case.dims, "mask": mask, "causal": case.causal, **tensors}
-    named |= {"scale": 1.0 if case.scale is None else case.scale, "zero_masked_rows": case.masked_rows == "zero"}
-    dtypes = Arguments(op.signature, [named[name] for name in op.signature.names]).dtypes
-    for argument in op.arguments:
-        if argument.name in tensors:
-            tensor = tensors[argument.name].cpu()
-            named[argument.name] = tensor.to(dtype) if case.cast and argument.role == "element" else tensor
-    named["mask"] = None if mask is None else mask.cpu()
-    arguments = tuple(named[name] for name in op.signature.names)
-    call = Call(op, arguments)
-    return call, dict(zip((result.name for result in op.results), dtypes, strict=True))
-
-
-def call_function(
-    case: Case, op: Op, implementation: Implementation, tensors: Mapping[str, Tensor | None], mask: Tensor | None
-) -> Named:
-    """Calls the function of a case. Returns its results by name."""
-    device, given, extra = implementation.device, dict(case.numbers), op_cases(op).options
-    keywords: dict[str, Any] = {"dim": case.dim} if "dim" in op.signature.names else {}
-    if case.cast is not None:
-        keywords["dtype"] = getattr(torch, case.cast)
-    if any(argument.name == "dims" for argument in op.arguments):
-        keywords = {"normalized_shape": case.shape[len(case.shape) - case.dims :]}
-    if case.stream:
-        keywords["stream"] = torch.get_device_module(device.type).current_stream(device)
-    if case.modified:
-        keywords |= {"scale": case.scale, "mask": mask, "causal": case.causal, "masked_rows": case.masked_rows}
-    for argument in (*op.arguments, *extra):
-        name, needed = argument.name, argument.type == "float" or argument.range is not None
-        needed = needed and argument.default is argument.neutral is None and not argument.optional
-        if argument.optional and tensors.get(name) is not None:
-            keywords[name] = tensors[name]
-        elif name in given or needed:
-            keywords[name] = given.get(name, ordinary(argument))
-    keywords = {name: value for name, value in keywords.items() if value != ""}  # "" stands for no choice
-    required = [tensors[a.name] for a in op.arguments if a.type == "Tensor" and not a.optional]
-    found: Any = implementation.function(case.op)(*required, **keywords)
-    found = (found,) if isinstance(found, Tensor) else found
-    values = [tensors.get(a.name, given.get(a.name, ordinary(a))) for a in op.signature.arguments]
-    arguments = Arguments(op.signature, values)
-    names = [r.name for index, r in enumerate(op.results) if r.returned and not arguments.lacks(index)]
-    return dict(zip(names, [tensor for tensor in found if tensor is not None], strict=op.steps is None))
-
-
-def make_gradients(case: Case, results: list[Tensor]) -> list[Tensor]:
-    """Random gradients of results."""
-    grads = []
-    for index, result in enumerate(results):
-        values = make_values("normal", tuple(result.shape), case.dim, seed=1 + index)
-        layout = case.grad_layout if result.shape == case.shape else "contiguous"
-        grads.append(with_layout(values, layout, _name(result.dtype), result.device))
-    return grads
-
-
 def _exact_rows(x: Tensor) -> Tensor:
     """The tensor on the CPU, in float64 unless it has integers."""
     x = x.detach().cpu()
     return x.double() if x.is_floating_point() else x
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,17 +208,17 @@ class _Expected:
         named, formulas = Arguments(call.op.signature, call.arguments).named, op_cases(call.op).formulas
         roles = {item.name: role_in(item.role, named) for item in declared if item.name in exact}
         arithmetic = {name: self._arithmetic(name, role) for name, role in roles.items()}
-        dtype = _name(call.arguments[0].dtype)
+        dtype = dtype_name(call.arguments[0].dtype)
         bounds = derived_bounds(call.rows, exact, roles, compute, arithmetic, dtype, formulas)
         return {name: (exact[name], bounds[name]) for name in exact}
 
     def _arithmetic(self, name: str, role: str | None) -> Arithmetic:
         case, call, dtype = self.case, self.call, self.dtypes[name]
         rows, main = call.rows, call.arguments[0]
-        used = [_name(t.dtype) for t in call.arguments if isinstance(t, Tensor) and t.is_floating_point()]
-        written = [_name(dtype)] if dtype.is_floating_point else ["float32"]
+        used = [dtype_name(t.dtype) for t in call.arguments if isinstance(t, Tensor) and t.is_floating_point()]
+        written = [dtype_name(dtype)] if dtype.is_floating_point else ["float32"]
         if case.direction != "forward" and role == "element":
-            written.append(_name(main.dtype))  # the sum of gradients is rounded to the dtype of the op's results
+            written.append(dtype_name(main.dtype))  # the sum of gradients is rounded to the dtype of the op's results
         wide = "float64" if "float64" in used else used[0]
         cols = math.prod(case.shape[rows.first : rows.first + rows.dims])
         in_order = {case.layout, case.grad_layout, *dict(case.layouts).values()} == {"contiguous"}

@@ -19,9 +19,9 @@ from tridal.ops.op import Op
 from tridal.ops.signature import Arguments
 from tridal.runtime import compiler
 from tridal.testing.cases import TUTORIAL_SHAPE, Case, optional_tensors
-from tridal.testing.checking import Result, make_call
+from tridal.testing.checking import Result
 from tridal.testing.exact import Call, Named
-from tridal.testing.inputs import make_tensors, make_values
+from tridal.testing.inputs import dtype_name, make_call, make_tensors, make_values
 from tridal.testing.op_trial import check_functions, is_own
 from tridal.testing.raised import raised
 
@@ -104,7 +104,7 @@ def _range_fault(number: Argument) -> str | None:
 
 def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | None:
     """Why the reference or the gradient is wrong, or None."""
-    case = Case(op.name, "backward", (3, 7), dtype=str(dtype).removeprefix("torch."), absent=absent)
+    case = Case(op.name, "backward", (3, 7), dtype=dtype_name(dtype), absent=absent)
     tensors = make_tensors(case, op, torch.device("cpu"))
     call, dtypes = make_call(case, op, {name: tensor for name, tensor in tensors.items() if tensor is not None}, None)
     leaves = call.differentiable(call.arguments)

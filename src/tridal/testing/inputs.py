@@ -1,14 +1,19 @@
-"""Makes the tensors of a case: their values, and their layouts in memory."""
+"""Makes the tensors and the arguments of a case: values, layouts in memory, and calls."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from tridal.ops.op import Op
-from tridal.testing.cases import Case, Layout, Mask, Values, op_cases
+from tridal.ops.signature import Arguments
+from tridal.testing.cases import Case, Layout, Mask, Values, is_choice, op_cases, ordinary
+from tridal.testing.exact import Call, Named
+from tridal.testing.implementation import Implementation
 
 Tensor = torch.Tensor
 
@@ -20,7 +25,7 @@ def make_tensors(case: Case, op: Op, device: torch.device) -> dict[str, Tensor |
     for index, argument in enumerate(a for a in op.arguments if a.type == "Tensor"):
         tensor = made[argument.name]
         dtype = dict(case.dtypes).get(argument.name, case.dtype)
-        dtype = dtype if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+        dtype = dtype if tensor.is_floating_point() else dtype_name(tensor.dtype)
         layout = dict(case.layouts).get(argument.name, case.layout)
         layout = layout if argument.role == "element" or index == 0 else "contiguous"
         absent = argument.name in case.absent
@@ -126,3 +131,74 @@ def with_layout(source: torch.Tensor, layout: Layout, dtype: str, device: torch.
         result = base[(slice(1, None),) * rank].permute(*reversed(range(rank)))
     result.copy_(source)
     return result
+
+
+def make_call(case: Case, op: Op, tensors: Named, mask: Tensor | None) -> tuple[Call, dict[str, torch.dtype]]:
+    """The call of a case on the CPU, and the dtypes of its results."""
+    numbers = dict(case.numbers)
+    named: dict[str, Any] = {a.name: numbers.get(a.name, ordinary(a)) for a in op.signature.arguments}
+    for argument in op.arguments:
+        if argument.type == "int" and is_choice(argument):
+            named[argument.name] = (argument.range or ()).index(named[argument.name])
+    given = [(a.role, tensors[a.name].dtype) for a in op.arguments if a.name in tensors]
+    floating = [dtype for role, dtype in given if role in ("element", "whole") and dtype.is_floating_point]
+    dtype = functools.reduce(torch.promote_types, floating) if case.cast is None else getattr(torch, case.cast)
+    named |= {a.name: dtype for a in op.signature.arguments if a.type == "ScalarType"}
+    named |= {a.name: [False] * len(op.gradient_groups) for a in op.signature.arguments if a.type == "bool[]"}
+    named |= {"dim": case.dim, "dims": case.dims, "mask": mask, "causal": case.causal, **tensors}
+    named |= {"scale": 1.0 if case.scale is None else case.scale, "zero_masked_rows": case.masked_rows == "zero"}
+    dtypes = Arguments(op.signature, [named[name] for name in op.signature.names]).dtypes
+    for argument in op.arguments:
+        if argument.name in tensors:
+            tensor = tensors[argument.name].cpu()
+            named[argument.name] = tensor.to(dtype) if case.cast and argument.role == "element" else tensor
+    named["mask"] = None if mask is None else mask.cpu()
+    arguments = tuple(named[name] for name in op.signature.names)
+    call = Call(op, arguments)
+    return call, dict(zip((result.name for result in op.results), dtypes, strict=True))
+
+
+def call_function(
+    case: Case, op: Op, implementation: Implementation, tensors: Mapping[str, Tensor | None], mask: Tensor | None
+) -> Named:
+    """Calls the function of a case. Returns its results by name."""
+    device, given, extra = implementation.device, dict(case.numbers), op_cases(op).options
+    keywords: dict[str, Any] = {"dim": case.dim} if "dim" in op.signature.names else {}
+    if case.cast is not None:
+        keywords["dtype"] = getattr(torch, case.cast)
+    if any(argument.name == "dims" for argument in op.arguments):
+        keywords = {"normalized_shape": case.shape[len(case.shape) - case.dims :]}
+    if case.stream:
+        keywords["stream"] = torch.get_device_module(device.type).current_stream(device)
+    if case.modified:
+        keywords |= {"scale": case.scale, "mask": mask, "causal": case.causal, "masked_rows": case.masked_rows}
+    for argument in (*op.arguments, *extra):
+        name, needed = argument.name, argument.type == "float" or argument.range is not None
+        needed = needed and argument.default is argument.neutral is None and not argument.optional
+        if argument.optional and tensors.get(name) is not None:
+            keywords[name] = tensors[name]
+        elif name in given or needed:
+            keywords[name] = given.get(name, ordinary(argument))
+    keywords = {name: value for name, value in keywords.items() if value != ""}  # "" stands for no choice
+    required = [tensors[a.name] for a in op.arguments if a.type == "Tensor" and not a.optional]
+    found: Any = implementation.function(case.op)(*required, **keywords)
+    found = (found,) if isinstance(found, Tensor) else found
+    values = [tensors.get(a.name, given.get(a.name, ordinary(a))) for a in op.signature.arguments]
+    arguments = Arguments(op.signature, values)
+    names = [r.name for index, r in enumerate(op.results) if r.returned and not arguments.lacks(index)]
+    return dict(zip(names, [tensor for tensor in found if tensor is not None], strict=op.steps is None))
+
+
+def make_gradients(case: Case, results: list[Tensor]) -> list[Tensor]:
+    """Random gradients of results."""
+    grads = []
+    for index, result in enumerate(results):
+        values = make_values("normal", tuple(result.shape), case.dim, seed=1 + index)
+        layout = case.grad_layout if result.shape == case.shape else "contiguous"
+        grads.append(with_layout(values, layout, dtype_name(result.dtype), result.device))
+    return grads
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype, such as "float32"."""
+    return str(dtype).removeprefix("torch.")

@@ -6,6 +6,7 @@ shapes, and an error of the compiler for others. The tiles of a trial have other
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import Any
 
@@ -54,7 +55,7 @@ def try_functions(kernel: RowKernel) -> None:
 
     triton = compiler.import_triton()
     for trial in _TRIALS:
-        constants = (*_PLAN.items(), *trial.items(), ("report", _Report(kernel)))
+        constants = (*_PLAN.items(), *trial.items(), ("report", functools.partial(_report, kernel)))
         specialization = Specialization(kernel, "trial", (), constants, (), 4, 1, None, False)
         launch = compiler.entry(specialization, interpret=True)[(1,)]
         named = compiler.naming_functions(specialization, "Triton's interpreter cannot run")
@@ -71,30 +72,24 @@ def try_functions(kernel: RowKernel) -> None:
             raise
 
 
-class _Report:
-    """The function `report` of a trial."""
-
-    def __init__(self, kernel: RowKernel) -> None:
-        self._kernel = kernel
-
-    def __call__(self, role: str, name: str, result: Any, expected: Any) -> None:
-        """Raises PluginError if the result of a function has another shape or dtype than expected."""
-        subject = f"kernel {self._kernel.name!r}: {name} of {self._kernel.module}"
-        if role == "empty":
-            if _has_nan(result):
-                raise PluginError(
-                    f"{subject} returned NaN for an empty part of a row: expected a number. The maximum of a part "
-                    "without elements, or of a row of -inf, is -inf, and sums and part_count are 0"
-                )
-            return
-        shape, wanted = _shape(result), _sizes(expected.shape)
-        if shape is None:
-            found = "None" if result is None else f"a {type(result).__name__}"
-            raise PluginError(f"{subject} returned {found}: expected a tensor of the shape {wanted}")
-        if shape != wanted and not (role in _BROADCAST and _fits(shape, wanted)):
-            raise PluginError(f"{subject} returned the shape {shape}: expected {wanted}{_HINT}")
-        if role in _STATISTICS and str(getattr(result, "dtype", "fp32")) != "fp32":
-            raise PluginError(f"{subject} returned {result.dtype}: expected the dtype of its arguments, fp32")
+def _report(kernel: RowKernel, role: str, name: str, result: Any, expected: Any) -> None:
+    """The function `report` of a trial. Raises PluginError if a result has another shape or dtype than expected."""
+    subject = f"kernel {kernel.name!r}: {name} of {kernel.module}"
+    if role == "empty":
+        if _has_nan(result):
+            raise PluginError(
+                f"{subject} returned NaN for an empty part of a row: expected a number. The maximum of a part "
+                "without elements, or of a row of -inf, is -inf, and sums and part_count are 0"
+            )
+        return
+    shape, wanted = _shape(result), _sizes(expected.shape)
+    if shape is None:
+        found = "None" if result is None else f"a {type(result).__name__}"
+        raise PluginError(f"{subject} returned {found}: expected a tensor of the shape {wanted}")
+    if shape != wanted and not (role in _BROADCAST and _fits(shape, wanted)):
+        raise PluginError(f"{subject} returned the shape {shape}: expected {wanted}{_HINT}")
+    if role in _STATISTICS and str(getattr(result, "dtype", "fp32")) != "fp32":
+        raise PluginError(f"{subject} returned {result.dtype}: expected the dtype of its arguments, fp32")
 
 
 def _has_nan(result: Any) -> bool:
