@@ -15,7 +15,7 @@ import torch
 from call_helpers import SM_90, kernel_call
 from exchange_delays import delayed_kernels
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan
-from tridal.library.softmax.log_softmax import LOG_SOFTMAX
+from tridal.library.softmax.softmax import LOG_SOFTMAX
 from tridal.runtime import compiler, launch
 from tridal.runtime.specialization import KernelCall
 

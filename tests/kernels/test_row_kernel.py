@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tridal.kernels.row_kernel import RowKernel, Statistic
-from tridal.library.softmax.log_softmax import LOG_SOFTMAX
-from tridal.library.softmax.softmax import SOFTMAX
+from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 
 MEAN = Statistic("mean", "sum", term="element")
 SPREAD = Statistic("spread", "accurate_sum", term="square", rebase="shift_mean")

@@ -14,8 +14,7 @@ from torch.testing import assert_close
 
 import tridal
 from tridal.errors import DTypeError
-from tridal.library.norms import functions
-from tridal.library.norms import rms_norm as rms_norm_op
+from tridal.library.norms import functions, norms
 from tridal.pytorch.torch import private
 
 NORMS = ["rms_norm", "layer_norm"]
@@ -83,7 +82,7 @@ def test_layer_norm_needs_one_dtype_for_weight_and_bias(device: torch.device) ->
 def test_casting_decides_rounding_and_dtype(
     device: torch.device, promotes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rms_norm_op, "_TORCH_PROMOTES", promotes)
+    monkeypatch.setattr(norms, "_TORCH_PROMOTES", promotes)
     torch.manual_seed(0)
     x, w = torch.randn(64, 33, device=device).half(), torch.randn(33, device=device)
     n = functional.rms_norm(x.float(), (33,))

@@ -114,7 +114,7 @@ class Case:
             assert located is not None
             scale_mask = located
         signature = self.op.gradient_signature if self.backward else self.op.signature
-        parameters = signature.parameters({"scale": 1.0, **self.op.parameters})
+        parameters = signature.parameters({"scale": 1.0, **self.op.parameters}, kernel.parameters)
         return KernelCall(kernel, layout, dtypes, addresses, parameters, scale_mask)
 
     def plan(self) -> LaunchPlan:

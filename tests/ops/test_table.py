@@ -12,8 +12,7 @@ from backend_helpers import run_python
 from tridal import library
 from tridal.errors import PlanError, PluginError
 from tridal.kernels.row_kernel import RowKernel, Statistic
-from tridal.library.softmax.log_softmax import LOG_SOFTMAX
-from tridal.library.softmax.softmax import SOFTMAX
+from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 from tridal.ops import table
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall

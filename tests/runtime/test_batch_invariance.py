@@ -15,8 +15,7 @@ from torch_versions import compiles
 from tridal.devices import registry, settings
 from tridal.devices.types import KernelConfig
 from tridal.kernels.row_kernel import RowKernel
-from tridal.library.softmax.log_softmax import LOG_SOFTMAX
-from tridal.library.softmax.softmax import SOFTMAX
+from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 from tridal.ops import planning
 from tridal.runtime import launch
 from tridal.runtime.row_layout import contiguous_strides, row_layout

@@ -22,8 +22,7 @@ from tridal.devices.types import (
 )
 from tridal.errors import PlanError
 from tridal.library.glu.glu import SWIGLU
-from tridal.library.softmax.log_softmax import LOG_SOFTMAX
-from tridal.library.softmax.softmax import SOFTMAX
+from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 from tridal.runtime.plan_check import check_plan
 from tridal.runtime.row_layout import RowLayout, row_layout
 from tridal.runtime.specialization import KernelCall

@@ -5,11 +5,9 @@ from tridal.library.log_probs.log_probs import LOG_PROBS
 from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
-from tridal.library.norms.layer_norm import LAYER_NORM
-from tridal.library.norms.rms_norm import RMS_NORM
+from tridal.library.norms.norms import LAYER_NORM, RMS_NORM
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
-from tridal.library.softmax.log_softmax import LOG_SOFTMAX
-from tridal.library.softmax.softmax import SOFTMAX
+from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 
 __all__ = [
     "CROSS_ENTROPY", "GEGLU", "LAYER_NORM", "LINEAR_CROSS_ENTROPY", "LOG_PROBS", "LOG_SOFTMAX", "OPS", "RMS_NORM",

@@ -1,4 +1,4 @@
-"""Replaces an activation that takes several launches by torch's function, if both compute the same."""
+"""Replaces activations of several launches by a function of torch that computes the same, and softmax by tridal's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tridal.library.softmax import modules as ours
 from tridal.models.comparison import error, find, in_both_modes, nearest, with_gradients
-from tridal.models.reads import NOTHING, Reads, Recorder
-from tridal.models.replacements import torch_computes
+from tridal.models.reads import Form, Recorder
+from tridal.models.replacements import is_patched, origin
 
 Tensor = torch.Tensor
 NAME = re.compile(r"gelu|silu|swish", re.IGNORECASE)
@@ -27,26 +28,23 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class ActivationForm:
+class ActivationForm(Form):
     """The function of torch that an activation computes, as a name in `FUNCTIONS`."""
 
     function: str | None
     """None if the class calls one function of torch, so that there is nothing to replace."""
-    reads: Reads = NOTHING
 
-    def compute(self, module: Any, x: Any) -> Tensor | None:
-        """Returns the module's output, or None if the module computes this input itself.
-
-        A compiler fuses the operations of the module's class, so compiled functions get them.
-        """
-        if not isinstance(x, Tensor) or not x.is_floating_point() or torch.compiler.is_dynamo_compiling():
-            return None
-        if self.function is None or torch_computes(x.device) or not self.reads.hold(module):
-            return None
-        return FUNCTIONS[self.function](x)
+    def compute(self, module: Any, x: Tensor) -> Tensor | None:
+        """The function of torch computes floating-point tensors."""
+        return FUNCTIONS[self.function](x) if self.function is not None and x.is_floating_point() else None
 
     def __str__(self) -> str:
         return str(self.function)
+
+
+def may_be_activation(module: torch.nn.Module) -> bool:
+    """Whether a class has the name of an activation. An activation of torch calls one function of torch already."""
+    return bool(NAME.search(type(module).__name__)) and not type(module).__module__.startswith("torch.")
 
 
 def find_form(module: torch.nn.Module) -> ActivationForm | str | None:
@@ -81,8 +79,6 @@ def _compare(recorder: Recorder, device: torch.device) -> ActivationForm:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations of torch."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
@@ -90,3 +86,31 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class SoftmaxForm(Form):
+    """The module of tridal.nn whose forward computes a module of torch, by the name that both have."""
+
+    name: str
+    compiler_is_faster = False
+
+    def compute(self, module: Any, x: Tensor) -> Tensor | None:
+        """The forward of tridal's module computes, while torch's has not been changed."""
+        return None if is_patched(module) else getattr(ours, self.name).forward(module, x)
+
+    def __str__(self) -> str:
+        return "tridal.softmax" if self.name == "Softmax" else "tridal.log_softmax"
+
+
+def is_softmax(module: torch.nn.Module) -> bool:
+    """Whether a module is one of torch that `SoftmaxForm` may compute."""
+    return isinstance(module, (torch.nn.Softmax, torch.nn.LogSoftmax))
+
+
+def find_softmax(module: torch.nn.Module) -> SoftmaxForm | str:
+    """Returns the form of a module of torch, or why there is none."""
+    name = "Softmax" if isinstance(module, torch.nn.Softmax) else "LogSoftmax"
+    if origin(type(module).forward) != "torch.nn.modules.activation.forward":
+        return f"it has its own forward, which is not that of torch.nn.{name}"
+    return SoftmaxForm(name)

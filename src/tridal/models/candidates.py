@@ -6,32 +6,58 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
-from tridal.library.softmax import modules as nn
+from tridal.library.softmax import modules as softmax_modules
 from tridal.models import activations, glu, loss_comparison, norms, rotary
 from tridal.models.causal_lm import CausalLM, CausalLMForm, LossFunction
 from tridal.models.losses import Head
 from tridal.models.reads import names_in, own_forward
-from tridal.models.replacements import Function, Layer, Replacement, origin
+from tridal.models.replacements import Layer, Replacement, class_name, origin
 
+OURS = (
+    softmax_modules.Softmax, softmax_modules.LogSoftmax, norm_modules.RMSNorm, norm_modules.LayerNorm,
+    loss_modules.CrossEntropyLoss, loss_modules.LinearCrossEntropyLoss,
+)  # fmt: skip
 NORM = re.compile(r"(rms|layer|l2)_?norm", re.IGNORECASE)
 """A name of a class that may be a norm. The comparison decides whether it is one."""
-FUNCTIONS = {torch.nn.Softmax: nn.Softmax, torch.nn.LogSoftmax: nn.LogSoftmax}
-_FORWARD = "torch.nn.modules.activation.forward"
-"""The `origin` of their forwards in torch."""
-OURS = (
-    nn.Softmax, nn.LogSoftmax, norm_modules.RMSNorm, norm_modules.LayerNorm, loss_modules.CrossEntropyLoss,
-    loss_modules.LinearCrossEntropyLoss,
-)  # fmt: skip
 LOSS = "ForCausalLMLoss"
 """The name of transformers' function for the loss of causal language models."""
 COMPILED = "compiled functions leave it to the compiler"
 """The reason where a compiler fuses a module's operations with others, which is faster. See docs/models.md."""
+
+
+class Family(NamedTuple):
+    """Modules that tridal may compute in the same way."""
+
+    matches: Callable[[Any], bool]
+    find_form: Callable[[Any], Any]
+    """The form that a module computes, or why there is none, or None if the module is no candidate."""
+    replacement: type[Replacement] = Layer
+
+
+def _may_be_norm(module: torch.nn.Module) -> bool:
+    """Whether a module is a norm of torch, or its class has the name of a norm."""
+    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
+        return True
+    name = class_name(module)
+    return bool(NORM.search(name)) and (not module._modules or name.lower().endswith("norm"))
+
+
+_NORMS = Family(_may_be_norm, norms.find_form)
+FAMILIES = (
+    Family(activations.may_be_activation, activations.find_form),
+    Family(glu.may_be_glu, glu.find_form),
+    Family(lambda module: rotary.function_name(module) is not None, rotary.find_form, rotary.Attention),
+    Family(glu.may_be_experts, glu.find_form_of_experts, glu.Experts),
+    Family(activations.is_softmax, activations.find_softmax),
+    _NORMS,
+)
+"""A module belongs to the first family that it matches."""
 
 
 @dataclass(frozen=True)
@@ -45,68 +71,30 @@ class Decision:
     reason: str | None = None
 
 
-def class_name(module: torch.nn.Module) -> str:
-    """Returns the name of a module's class. For a module that TorchScript has compiled, it is the original class."""
-    name = getattr(module, "original_name", None) if isinstance(module, torch.jit.ScriptModule) else None
-    return name or type(module).__name__
-
-
 def may_be_replaced(module: torch.nn.Module) -> bool:
-    """Returns whether a module is a candidate: `decide` or `decide_loss` has a decision for it."""
-    find = None if isinstance(module, Replacement) else _kind_of(module)[1]
-    is_activation = find is activations.find_form
-    return _has_loss(module) or (activations.find_form(module) is not None if is_activation else find is not None)
+    """Whether a module is a candidate. Only a comparison shows whether an activation calls one function of torch."""
+    family = _family_of(module)
+    if family is not None and family.find_form is activations.find_form:
+        return family.find_form(module) is not None
+    return family is not None or _has_loss(module)
 
 
 def decide(module: torch.nn.Module) -> Decision | None:
     """Returns the decision for a module, without the loss of a model. Returns None if the module is no candidate."""
-    if isinstance(module, Replacement):
+    family = None if isinstance(module, Replacement) else _family_of(module)
+    found = None if family is None else _why_not(module) or family.find_form(module)
+    if family is None or found is None:
         return None
-    replacement, find_form = _kind_of(module)
-    if find_form is None:
-        return None
-    found = _why_not(module) or find_form(module)
     if isinstance(found, str):
         return Decision(reason=found)
-    if found is None or isinstance(found, Decision):
-        return found
-    return Decision(replacement, found, str(found), COMPILED)
+    reasons = COMPILED if found.compiler_is_faster else None, found.describe(module)
+    return Decision(family.replacement, found, str(found), "; ".join(filter(None, reasons)) or None)
 
 
-def _kind_of(module: torch.nn.Module) -> tuple[type[Replacement], Callable[[Any], Any] | None]:
-    """Returns how a module may be replaced, and the function that finds its form. This is None for other modules.
-
-    The function returns a form or a decision, or why there is none, or None if the module is no candidate.
-    """
+def _family_of(module: torch.nn.Module) -> Family | None:
     if isinstance(module, torch.jit.ScriptModule):  # `_why_not` refuses it
-        is_function = class_name(module) in {kind.__name__ for kind in FUNCTIONS}
-        return Layer, _decide_norm if is_function or _may_be_norm(module) else None
-    if activations.NAME.search(type(module).__name__) and not type(module).__module__.startswith("torch."):
-        return Layer, activations.find_form  # an activation of torch calls one function of torch already
-    if glu.may_be_glu(module):
-        return Layer, glu.find_form
-    if rotary.function_name(module) is not None:
-        return rotary.Attention, rotary.find_form
-    if glu.may_be_experts(module):
-        return glu.Experts, glu.find_form_of_experts
-    if isinstance(module, tuple(FUNCTIONS)):
-        return Function, _decide_function
-    return Layer, _decide_norm if _may_be_norm(module) else None
-
-
-def _decide_function(module: torch.nn.Module) -> Decision | str:
-    function, ours = next((kind, ours) for kind, ours in FUNCTIONS.items() if isinstance(module, kind))
-    if origin(type(module).forward) != _FORWARD:
-        return f"it has its own forward, which is not that of torch.nn.{function.__name__}"
-    return Decision(Function, ours, "tridal.softmax" if function is torch.nn.Softmax else "tridal.log_softmax")
-
-
-def _decide_norm(module: torch.nn.Module) -> Decision | str:
-    form = norms.find_form(module)
-    if isinstance(form, str):
-        return form
-    reasons = COMPILED if form.compiler_is_faster else None, form.describe(module)
-    return Decision(Layer, form, str(form), "; ".join(filter(None, reasons)) or None)
+        return _NORMS if class_name(module) in ("Softmax", "LogSoftmax") or _may_be_norm(module) else None
+    return next((family for family in FAMILIES if family.matches(module)), None)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:
@@ -141,15 +129,7 @@ def _why_not_loss(model: Any) -> str | None:
     return _why_not(model) or loss_comparison.find_difference(LossFunction.of(model.loss_function))
 
 
-def _may_be_norm(module: torch.nn.Module) -> bool:
-    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
-        return True
-    name = class_name(module)
-    return bool(NORM.search(name)) and (not module._modules or name.lower().endswith("norm"))
-
-
 def _has_loss(model: Any) -> bool:
-    """Returns whether a module is a model of transformers that computes a loss."""
     if not isinstance(getattr(type(model), "loss_function", None), property):
         return False
     return _calls_loss_function(model) or "labels" in inspect.signature(type(model).forward).parameters

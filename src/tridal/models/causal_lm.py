@@ -153,7 +153,6 @@ class CausalLM(Replacement):
         self._loss_function = value
 
     def _tridal_theirs(self: Any) -> Any:
-        """Returns the loss function of the model without tridal."""
         if torch.compiler.is_dynamo_compiling():
             return self._inherited_loss_function()
         return super().loss_function  # type: ignore[misc]

@@ -20,8 +20,8 @@ import torch
 from tridal.library.glu.functions import geglu, swiglu
 from tridal.library.glu.glu import GEGLU, SWIGLU
 from tridal.models.comparison import Pair, error, find, find_casting, in_both_modes, nearest, with_gradients
-from tridal.models.reads import NOTHING, Reads, Recorder, names_in, own_forward
-from tridal.models.replacements import Replacement, hooks_of, torch_computes
+from tridal.models.reads import Form, Recorder, names_in, own_forward
+from tridal.models.replacements import Replacement, hooks_of
 from tridal.ops import row_maths
 
 Tensor = torch.Tensor
@@ -52,7 +52,7 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GluForm:
+class GluForm(Form):
     """The gated MLP that a module computes. All names are those of modules inside."""
 
     approximate: str | None
@@ -60,27 +60,20 @@ class GluForm:
     roles: Roles
     parts: Parts
     casting: str = ""
-    reads: Reads = NOTHING
 
-    def compute(self, module: Any, x: Any) -> Tensor | None:
-        """Returns the module's output, or None if the module computes this input itself.
-
-        Modules inside are called as before, except the activation. A compiler fuses the operations of the module's
-        class as well, so compiled functions get them.
-        """
+    def compute(self, module: Any, x: Tensor) -> Tensor | None:
+        """Calls the modules inside as the class does, except the activation."""
         gate, up, down = (module._modules.get(name) for name in self.roles)
-        if not self.computes(module, x) or _weight_dtype(gate) is not _weight_dtype(down):
+        if _weight_dtype(gate) is not _weight_dtype(down):
             return None  # the class may cast the product to the dtype of the last layer, as T5 does
         return down(self.product(module, gate(x), None if up is None else up(x)))  # type: ignore[no-any-return]
 
     def computes(self, module: Any, x: Any) -> bool:
-        """Returns whether tridal computes the product of a module for an input."""
-        if torch.compiler.is_dynamo_compiling() or not isinstance(x, Tensor) or torch_computes(x.device):
-            return False
+        """Whether tridal computes the product of a module for an input: no hook reads or changes the activation."""
         name = self.parts.activation
         activation = module._modules.get(name)
         called = name is None if activation is None else _is_called(activation)
-        return called and self.reads.hold(module)
+        return called and super().computes(module, x)
 
     def product(self, module: Any, gate: Tensor, up: Tensor | None) -> Tensor:
         """Returns activation(gate) * up, after the dropout of the module."""
@@ -129,7 +122,6 @@ def _weight_dtype(layer: Any) -> torch.dtype | None:
 
 
 def _layers_of(module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Returns the sizes of the linear layers inside, also of adapters and quantized layers."""
     sizes = {name: (getattr(m, "out_features", None), getattr(m, "in_features", None)) for name, m in _inside(module)}
     return {name: pair for name, pair in sizes.items() if all(isinstance(size, int) for size in pair)}
 
@@ -139,7 +131,6 @@ def _inside(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
 
 def _roles_of(module: torch.nn.Module) -> Iterator[Roles]:
-    """Yields the roles that the layers of a module may have."""
     sizes = _layers_of(module)
     for names in itertools.permutations(sizes) if len(sizes) in (2, 3) else ():
         first, down = sizes[names[0]], sizes[names[-1]]

@@ -86,7 +86,6 @@ def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def _is_computed(module: torch.nn.Module) -> bool:
-    """Returns whether a module is a norm of a model that was given to `kernel_mapping`, and tridal computes it."""
     return isinstance(module.__dict__.get(FORM), NormForm) and not is_replaced(module)
 
 

@@ -12,8 +12,9 @@ import torch
 
 from tridal.devices import registry
 from tridal.models import replacements
-from tridal.models.candidates import Decision, class_name, decide, decide_loss, may_be_replaced
+from tridal.models.candidates import Decision, decide, decide_loss, may_be_replaced
 from tridal.models.comparison import isolated
+from tridal.models.replacements import class_name
 from tridal.ops import check_bool
 from tridal.pytorch.device_context import log
 from tridal.pytorch.devices import TORCH_TYPES
@@ -180,7 +181,6 @@ def _decide(module: Any, skipped: set[torch.nn.Module], fused_loss: bool) -> lis
 
 
 def _skipped(model: torch.nn.Module, skip: Skip | Sequence[Skip]) -> set[torch.nn.Module]:
-    """Returns the modules that the argument `skip` excludes."""
     skipped: set[torch.nn.Module] = set()
     modules = dict(model.named_modules(remove_duplicate=False))
     for pattern in skip if isinstance(skip, Iterable) and not isinstance(skip, (str, type)) else [skip]:

@@ -39,7 +39,7 @@ def _compute(module: Any, x: Any, find: Callable[[Any], Any]) -> torch.Tensor:
         found = isolated(find, module)
         module.__dict__[FORM] = _report(type(module).__name__, found) if isinstance(found, str) else found
     form = getattr(module, FORM)
-    result: torch.Tensor | None = None if form is None else form.compute(module, x)
+    result: torch.Tensor | None = form.compute(module, x) if form is not None and form.computes(module, x) else None
     return type(module).forward(module, x) if result is None else result
 
 

@@ -95,8 +95,6 @@ class _Constant(torch.nn.Module):
 
 
 class _Recorder(Head):
-    """A head that records the softcaps of fused losses."""
-
     softcaps: list[float | None]
 
     def forward(self: Any, input: Tensor, request: Any = None) -> Tensor:

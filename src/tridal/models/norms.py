@@ -19,12 +19,10 @@ import torch
 
 from tridal.devices.types import ALIGNMENT
 from tridal.library.norms.functions import layer_norm, rms_norm
-from tridal.library.norms.layer_norm import LAYER_NORM
-from tridal.library.norms.rms_norm import RMS_NORM
+from tridal.library.norms.norms import LAYER_NORM, RMS_NORM
 from tridal.models import comparison
 from tridal.models.comparison import NARROW, error, find, in_both_modes, nearest, tolerance_of
-from tridal.models.reads import NOTHING, Different, Reads, Recorder
-from tridal.models.replacements import torch_computes
+from tridal.models.reads import Different, Form, Recorder
 from tridal.ops import row_maths
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.torch import private
@@ -47,7 +45,7 @@ _DISABLED = torch.nn.Parameter.__torch_function__  # also of subclasses that do 
 
 
 @dataclass(frozen=True)
-class NormForm:
+class NormForm(Form):
     """The norm that a module computes, as a call of `tridal.rms_norm` or `tridal.layer_norm`."""
 
     op: str
@@ -61,20 +59,17 @@ class NormForm:
     weight_offset: float = 0.0
     castings: Mapping[Key, tuple[str, bool] | str] = field(default_factory=dict, hash=False)
     """For each key: the casting of `rms_norm` and whether tensors are cast to float32, or how the module differs."""
-    reads: Reads = NOTHING
 
     @property
     def compiler_is_faster(self) -> bool:
-        """Whether compiled functions get the operations of the class, see docs/models.md."""
+        """Whether a compiler fuses the norm with other operations: it has few columns, and aligned rows."""
         cols = math.prod(self.shape)
         return 0 < cols <= MAX_COMPILED_COLS and cols % ALIGNMENT == 0
 
-    def compute(self, module: Any, x: Any) -> Tensor | None:
-        """Returns the module's output, or None if the module computes this input itself."""
+    def compute(self, module: Any, x: Tensor) -> Tensor | None:
+        """tridal's norm computes inputs for which it is known to compute the same."""
         weight = _parameter(module, self.weight)
-        if not isinstance(x, Tensor) or _has_torch_function(x) or _has_torch_function(weight) or x.is_nested:
-            return None
-        if torch_computes(x.device) or (torch.compiler.is_dynamo_compiling() and self.compiler_is_faster):
+        if _has_torch_function(x) or _has_torch_function(weight) or x.is_nested:
             return None
         for name, parameter in module._parameters.items():
             if parameter is not None and name != self.weight and name != self.bias:
@@ -84,7 +79,7 @@ class NormForm:
             return None  # the error of the module is clearer
         autocast = private.autocast_enabled(x.device.type)
         found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
-        if not isinstance(found, tuple) or not self.reads.hold(module):
+        if not isinstance(found, tuple):
             return None
         if not autocast:
             return self._call(module, x, shape, weight, *found)
@@ -123,7 +118,7 @@ class NormForm:
         return text + (f", casting={narrow[0]!r}" if isinstance(narrow, tuple) and narrow[0] else "")
 
     def describe(self, module: torch.nn.Module) -> str | None:
-        """Returns for which inputs a module computes itself, given the dtype of its parameters, or None."""
+        """For which inputs a module computes itself, given the dtypes of its parameters, or None."""
         dtypes = {tensor.dtype for tensor in _parameters(module).values()}
         texts = [
             f"{str(dtype)[6:]} inputs ({why})"
@@ -171,17 +166,15 @@ def find_form(module: torch.nn.Module) -> NormForm | str:
 
 
 def _shape(module: torch.nn.Module) -> tuple[int, ...]:
-    """Returns the sizes that the module normalizes, for an input of the comparison."""
-    for parameter in _parameters(module).values():
-        return tuple(parameter.shape)
-    if isinstance(given := getattr(module, "normalized_shape", None), (tuple, list)):
-        return tuple(given)
-    sizes = (getattr(module, name, None) for name in ("dim", "hidden_size"))
+    if found := _parameters(module):
+        return tuple(next(iter(found.values())).shape)
+    sizes = [getattr(module, name, None) for name in ("normalized_shape", "dim", "hidden_size")]
+    if isinstance(sizes[0], (tuple, list)):
+        return tuple(sizes[0])
     return (next((size for size in sizes if isinstance(size, int)), 64),)
 
 
 def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm]:
-    """Yields the norms that a module may compute."""
     names = _parameters(module)
     weight, bias = (*names, None, None)[:2]
     fixed = shape if names or hasattr(module, "normalized_shape") else (0,)
@@ -206,11 +199,11 @@ class _Sample:
         x = (random((rows, *shape)) + 0.5) * scales.view(-1, *[1] * len(shape))
         self.x = x.to(device, dtype).requires_grad_()
         parameters = {
-            name: p if p is None else torch.nn.Parameter((random(p.shape) / 2 + 0.3).to(device, weight))
-            for name, p in recorder.module._parameters.items()
+            name: torch.nn.Parameter((random(p.shape) / 2 + 0.3).to(device, weight))
+            for name, p in _parameters(recorder.module).items()
         }
-        self.inputs: dict[str, Tensor] = {"x": self.x, **{name: p for name, p in parameters.items() if p is not None}}
-        self.module = recorder.copy(_parameters=parameters)
+        self.inputs = {"x": self.x, **parameters}
+        self.module = recorder.copy(_parameters={**recorder.module._parameters, **parameters})
         narrow = dtype if dtype in NARROW else torch.bfloat16
         self.scope: Any = functools.partial(torch.autocast, device.type, narrow) if autocast else nullcontext
 
@@ -222,7 +215,6 @@ class _Sample:
         return result
 
     def expected(self) -> Sequence[Any]:
-        """Returns the output of the module, and the gradients of input and parameters."""
         return in_both_modes(self.recorder, lambda: self.with_gradients(self.theirs()))
 
     def with_gradients(self, y: Tensor) -> list[Any]:
@@ -270,7 +262,6 @@ def _check_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> No
 
 
 def _casting(sample: _Sample, form: NormForm, expected: Sequence[Any]) -> tuple[str, bool] | str:
-    """Returns the casting with which tridal computes the same as a module, or why there is none."""
     why = ""
     dtype, weight, _ = sample.key
     widenings: tuple[bool, ...] = (False, True) if dtype in NARROW else (False,)

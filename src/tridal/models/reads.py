@@ -1,4 +1,4 @@
-"""Records what the forward of a module reads beside its input, and finds later changes of it.
+"""What a module computes, and what its forward reads beside its input. Finds later changes of it.
 
 A comparison is valid while a module has the attributes and the methods that its copy has read in the comparison.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tridal.models.replacements import base_of, log_changed, origin
+from tridal.models.replacements import base_of, log_changed, origin, torch_computes
 
 OF_MODULES = {"training", "forward", *torch.nn.Module().__dict__}
 """The attributes that every module has, and the forward that a program may assign to a module."""
@@ -126,8 +126,31 @@ class Reads:
         return _loaded, tuple(p._replace(values=tuple(_saved(*value) for value in p.values)) for p in self.parts)
 
 
-NOTHING = Reads()
-"""The reads of a form that is not compared yet."""
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What a replaced module computes: `compute(module, x)` returns the output, or None if the class computes it.
+
+    It can be pickled. Its text is the function of tridal with arguments.
+    """
+
+    reads: Reads = Reads()
+
+    @property
+    def compiler_is_faster(self) -> bool:
+        """Whether compiled functions get the operations of the class, which a compiler fuses. See docs/models.md."""
+        return True
+
+    def computes(self, module: Any, x: Any) -> bool:
+        """Whether tridal may compute a module for an input."""
+        if not isinstance(x, torch.Tensor) or torch_computes(x.device):
+            return False
+        if torch.compiler.is_dynamo_compiling() and self.compiler_is_faster:
+            return False
+        return self.reads.hold(module)
+
+    def describe(self, module: torch.nn.Module) -> str | None:
+        """For which inputs the module's class computes, or None."""
+        return None
 
 
 def _inside(module: Any, child: str | None) -> Any:

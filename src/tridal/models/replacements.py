@@ -85,7 +85,13 @@ def base_of(module: torch.nn.Module) -> Any:
     return getattr(kind, "_tridal_base", None) or kind
 
 
-def is_patched(module: Replacement) -> bool:
+def class_name(module: torch.nn.Module) -> str:
+    """Returns the name of a module's class. For a module that TorchScript has compiled, it is the original class."""
+    name = getattr(module, "original_name", None) if isinstance(module, torch.jit.ScriptModule) else None
+    return name or type(module).__name__
+
+
+def is_patched(module: Any) -> bool:
     """Returns whether a program has changed the forward of a class after a module was replaced. Logs it once."""
     if module._tridal_base.forward is module._tridal_forward:
         return False
@@ -147,15 +153,5 @@ class Layer(Replacement):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the output. The module's class computes what its form does not."""
         form = self._tridal_form if len(args) == 1 and not kwargs else None
-        result = None if form is None else form.compute(self, args[0])
+        result = form.compute(self, args[0]) if form is not None and form.computes(self, args[0]) else None
         return result if result is not None else super().forward(*args, **kwargs)  # type: ignore[misc]
-
-
-class Function(Replacement):
-    """The forward of a module of torch that has a subclass in tridal.nn. The form is this subclass."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the result of the forward of tridal's module, or of torch's."""
-        if self._tridal_form is None or is_traced() or is_patched(self):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        return self._tridal_form.forward(self, *args, **kwargs)

@@ -20,7 +20,7 @@ import torch
 from tridal.library.rotary.functions import rotary_embedding
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
 from tridal.models.comparison import NARROW, TOLERANCE, Pair, attempt, error, find_casting, isolated, with_gradients
-from tridal.models.reads import names_in, own_forward
+from tridal.models.reads import Form, names_in, own_forward
 from tridal.models.replacements import Replacement, is_patched, torch_computes
 from tridal.ops import row_maths
 
@@ -37,7 +37,7 @@ _SIZES = (2, 3, 8, 64)
 
 
 @dataclass(frozen=True)
-class RotaryForm:
+class RotaryForm(Form):
     """The rotary embedding that an attention computes."""
 
     name: str
@@ -92,7 +92,6 @@ def find_form(module: torch.nn.Module) -> RotaryForm | str:
 
 @functools.cache
 def _find(function: Rotate, name: str) -> RotaryForm | str:
-    """Returns the form of a function with this name, or how the function differs."""
     try:
         parameters = inspect.signature(function)
         parameters.bind(*"qkcs", unsqueeze_dim=1)

@@ -114,7 +114,6 @@ class _Glu:
         return gradients if up is not None else (torch.where(reduce.columns(input) == 0, *gradients), None)
 
     def steps(self, call: Steps, named: Named) -> tuple[Any, ...]:
-        """Computes the result with one kernel."""
         gate, up = _views(call, named["input"], named["up"], named["dim"])
         options: Any = {"ROUNDS": named["casting"] != "", "GATE_DTYPE": str(gate.dtype).removeprefix("torch.")}
         return call.kernel(

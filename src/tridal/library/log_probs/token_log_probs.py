@@ -76,7 +76,6 @@ def _gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
 
 
 def _per_row(named: Named) -> Tensor:
-    """Returns an empty tensor with a number per row."""
     input = named["input"]
     return input.new_empty(input.shape[:1], dtype=accumulator(input))  # type: ignore[no-any-return]
 

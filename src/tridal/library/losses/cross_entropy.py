@@ -136,7 +136,6 @@ class Logits:
             self.x = call.view(Tensor.movedim, input, 1, self.dim)
 
     def _restored(self, tensor: Tensor) -> Tensor:
-        """Returns the view of a kernel's output in the logits' shape."""
         if self.one_row:
             return self.call.view(Tensor.squeeze, tensor, 0)  # type: ignore[no-any-return]
         return self.call.view(Tensor.movedim, tensor, self.dim, 1) if self.dim > 1 else tensor
@@ -249,7 +248,6 @@ def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
 
 
 def _row_grad(grad: Tensor | None, lse: Tensor, denominator: Tensor | None, reduction: int) -> Tensor:
-    """Returns the gradient of each row's loss."""
     if grad is None:
         return torch.zeros_like(lse)
     if denominator is not None:

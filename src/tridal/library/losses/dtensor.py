@@ -33,7 +33,6 @@ def distributed(*tensors: Any, like: Sequence[Any] = ()) -> list[Any]:
 
 
 def _reduced(rows: Tensor, target: DTensor, weight: DTensor | None, options: Options) -> Tensor:
-    """Returns the losses of rows, reduced over all ranks."""
     if options.reduction != MEAN:
         return rows if options.reduction == NONE else rows.sum()
     if target.is_floating_point():

@@ -125,7 +125,6 @@ def cross_entropy(
 
 
 def _result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool) -> torch.dtype:
-    """Returns the dtype of the loss of logits of a dtype, as torch promotes it."""
     if autocast:
         dtype = torch.promote_types(dtype, torch.float32)
     if target.is_floating_point():

@@ -69,7 +69,6 @@ def sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype) 
 
 @functools.cache
 def _made_sums_in(kind: type[Tensor], device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype) -> bool:
-    """Implements `sums_in` for tensors of a kind: those that torch makes now."""
     try:
         factor = torch.ones(16, 16, dtype=dtype, device=device)
         total = torch.zeros(16, 16, dtype=accum_dtype, device=device)

@@ -141,7 +141,6 @@ def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
 
 
 def _scaled(grad: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
-    """Returns grad * factor, rounded once to `dtype`."""
     if torch.promote_types(grad.dtype, dtype) is not grad.dtype:  # the product would be rounded to the narrower dtype
         return grad.to(dtype).mul_(factor)
     overwrites = may_overwrite and grad.dtype is dtype

@@ -44,7 +44,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        """The arguments that differ from their defaults."""
+        """The arguments, except those of the submodule `linear`."""
         given = {"z_loss": (self.z_loss, 0.0), "softcap": (self.softcap, None)}
         return ", ".join(f"{name}={value}" for name, (value, default) in given.items() if value != default)
 

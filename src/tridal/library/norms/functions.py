@@ -10,9 +10,7 @@ import torch
 
 from tridal.errors import DTypeError
 from tridal.library.norms.checks import DTYPES, check_scaling, check_sizes, has_mixed_dtypes, traced_sizes
-from tridal.library.norms.layer_norm import LAYER_NORM
-from tridal.library.norms.residual import total_dtype
-from tridal.library.norms.rms_norm import RMS_NORM
+from tridal.library.norms.norms import LAYER_NORM, RMS_NORM, total_dtype
 from tridal.ops import Arguments, Op, accumulator, check_number, check_tensor, compute, has_tangent, wrong
 from tridal.pytorch import autocast_enabled, autocasts, check_arguments, op_function, torch_computes
 

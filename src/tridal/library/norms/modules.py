@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tridal.library.norms.checks import check_scaling
 from tridal.library.norms.functions import Casting, layer_norm, rms_norm
-from tridal.library.norms.rms_norm import RMS_NORM
+from tridal.library.norms.norms import RMS_NORM
 
 
 class RMSNorm(torch.nn.RMSNorm):

@@ -9,8 +9,7 @@ import torch
 
 from tridal.errors import DTypeError
 from tridal.library.norms.checks import DTYPES, has_mixed_dtypes
-from tridal.library.norms.layer_norm import LAYER_NORM
-from tridal.library.norms.rms_norm import RMS_NORM
+from tridal.library.norms.norms import LAYER_NORM, RMS_NORM
 from tridal.ops import Arguments
 from tridal.pytorch import compute_op, skip_frames
 
@@ -81,7 +80,6 @@ def _fused_rms_norm_backward(
 
 
 def _fits(input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> bool:
-    """Returns whether the shapes of the arguments fit together."""
     sizes = list(normalized_shape)
     last = list(input.shape[max(input.dim() - len(sizes), 0) :])
     return last == sizes != [] and all(p is None or list(p.shape) == sizes for p in parameters)

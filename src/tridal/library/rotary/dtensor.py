@@ -42,12 +42,10 @@ def rotate_shards(
 
 
 def _of_rows(placement: Placement) -> Placement:
-    """Returns the placement of query or key with whole rows."""
     return placement if type(placement) is Shard and placement.dim in (0, 1, 2) else _WHOLE
 
 
 def _of_factor(placement: Placement, factor: Tensor, heads: int) -> Placement:
-    """Returns the placement of cos or sin for that of query or key."""
     if type(placement) is Shard and placement.dim == 3 - heads:
         return Shard(factor.dim() - 2)
     has_batch = factor.dim() == 3 and factor.shape[0] > 1

@@ -48,12 +48,10 @@ def check_shapes(tensors: Named, heads: int) -> None:
 
 
 def _with_heads(factor: Tensor, heads: int) -> Tensor:
-    """Returns a view of cos or sin with a dim of size 1 for the heads."""
     return (factor if factor.dim() == 3 else factor.unsqueeze(0)).unsqueeze(heads)
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """(-second, first) for the halves (first, second)."""
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
 

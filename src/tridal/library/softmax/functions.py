@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from tridal.library.softmax.log_softmax import LOG_SOFTMAX
-from tridal.library.softmax.softmax import SOFTMAX
+from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 from tridal.ops import check_choice
 from tridal.pytorch import apply, op_function
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from tridal.library.softmax.log_softmax import LOG_SOFTMAX
-from tridal.library.softmax.softmax import SOFTMAX
+from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 from tridal.ops import Arguments, Op
 from tridal.pytorch import call_of_op, record_torch_call, skip_frames
 
