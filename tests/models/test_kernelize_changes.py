@@ -48,10 +48,6 @@ def set_method(kind: Any, name: str = "forward", value: Any = doubled) -> Callab
     return lambda module, patch: patch.setattr(kind, name, value)
 
 
-def set_activation(module: Any, patch: Patch) -> None:
-    patch.setitem(module._modules, "act_fn", torch.nn.GELU())
-
-
 def norm_of(name: str) -> Any:
     return build(name, **ODD).model.norm
 
@@ -78,8 +74,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Patch], None]]] 
     "softmax": (lambda: torch.nn.Softmax(-1), "softmax", set_method(torch.nn.Softmax)),
     "MLP": (lambda: mlp(SILU()), "swiglu", set_method(llama.modeling_llama.LlamaMLP)),
     "activation": (lambda: mlp(SILU()), "swiglu", set_method(SILU)),
-    "activation of torch": (lambda: mlp(torch.nn.SiLU()), "swiglu", set_method(torch.nn.SiLU)),
-    "another activation": (lambda: mlp(torch.nn.GELU("tanh")), "geglu", set_activation),
+    "another activation": (
+        lambda: mlp(torch.nn.GELU("tanh")), "geglu",
+        lambda module, patch: patch.setitem(module._modules, "act_fn", torch.nn.GELU()),
+    ),
     "approximate": (lambda: mlp(torch.nn.GELU("tanh")), "geglu", set_attribute("act_fn.approximate", "none")),
     "product of experts": (
         lambda: Experts(36), "swiglu", set_method(Experts, "_apply_gate", lambda self, x: x[..., :36]),
@@ -110,12 +108,25 @@ def test_the_class_computes_after_a_change(device: torch.device, name: str, dupl
             assert not torch.equal(plain(x), expected)
 
 
-def test_the_class_computes_a_module_that_is_loaded_after_a_change(device: torch.device, monkeypatch: Patch) -> None:
+def test_a_class_that_is_changed_is_compared_again(device: torch.device, monkeypatch: Patch) -> None:
     module, x = norm_of("Llama").to(device), torch.randn(3, 36, device=device)
     tridal.kernelize(module)
     saved = pickle.dumps(module)
     monkeypatch.setattr(llama.modeling_llama.LlamaRMSNorm, "forward", doubled)
     assert ops_of(lambda: assert_close(pickle.loads(saved)(x), 2 * x)) == set()
+    assert tridal.kernelize(norm_of("Llama").to(device)).replaced == ()
+
+
+@pytest.mark.parametrize(("make", "name"), [(lambda: mlp(SILU()), "act_fn"), (lambda: Experts(36), "act")])
+def test_the_class_computes_while_its_activation_has_hooks(device: torch.device, make: Any, name: str) -> None:
+    module, x, seen = make().to(device), torch.randn(3, 36, device=device), []
+    tridal.kernelize(module)
+    act = getattr(module, name)
+    for register in (act.register_forward_hook, torch.nn.modules.module.register_module_forward_hook):
+        with register(lambda module, args, y: seen.append(module)):
+            assert ops_of(lambda: module(x)) == set()
+    assert seen.count(act) == 2
+    assert ops_of(lambda: module(x)) == {"swiglu"}
 
 
 @compiles_transformers
@@ -150,18 +161,3 @@ def test_a_change_is_logged_once_with_what_to_do(device: torch.device, caplog: p
     tridal.models.restore(module)
     tridal.kernelize(module)
     assert ops_of(lambda: module(x)) == {"layer_norm"}
-
-
-def test_a_class_that_is_changed_between_two_models_is_compared_again(device: torch.device, monkeypatch: Patch) -> None:
-    tridal.kernelize(norm_of("Gemma").to(device))
-    monkeypatch.setattr(gemma.modeling_gemma.GemmaRMSNorm, "_norm", doubled)
-    (entry,) = tridal.kernelize(norm_of("Gemma").to(device)).entries
-    assert entry.replaced_by is None
-
-
-def test_hooks_of_all_modules_get_the_activation(device: torch.device) -> None:
-    module, x, seen = mlp(SILU()).to(device), torch.randn(3, 36, device=device), []
-    tridal.kernelize(module)
-    with torch.nn.modules.module.register_module_forward_hook(lambda module, args, y: seen.append(type(module))):
-        assert ops_of(lambda: module(x)) == set()
-    assert seen.count(SILU) == 1

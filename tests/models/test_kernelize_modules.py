@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import pickle
@@ -47,32 +46,21 @@ def test_copies_compute_with_their_own_weights(device: torch.device, duplicate: 
     ]
 
 
-def test_backend_computes_in_a_function_mode(device: torch.device) -> None:
-    model = build("Llama", **ODD).to(device)
-    tridal.kernelize(model, fused_loss=True)
-    with device:  # a mode, as `torch.set_default_device`
-        assert ops_of(lambda: step(model)) == FUSED_OPS
-
-
 @compiles_transformers
 def test_compiler_gets_the_same_graphs(device: torch.device) -> None:
+    """A compiler fuses norms, rotary embedding, MLP and loss. It compiles a function again that it compiled before."""
+    model, found = build("Llama").to(device), []
 
-    def graphs() -> list[list[tuple[str, str]]]:
-        found = []
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.append([(n.op, str(n.target)) for n in graph.graph.nodes if n.op in ("call_function", "call_method")])
+        return graph
 
-        def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-            found.append([(n.op, str(n.target)) for n in graph.graph.nodes if n.op in ("call_function", "call_method")])
-            return graph
-
-        torch.compiler.reset()
-        torch.compile(model, backend=backend)(**batch(device))
-        return found
-
-    model = build("Llama").to(device)
-    expected = graphs()
-    with tridal.kernelize(model) as report:
-        assert len(report.replaced) >= 5
-        assert graphs() == expected
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=backend)
+    compiled(**batch(device))
+    tridal.kernelize(model)
+    compiled(**batch(device))
+    assert found[len(found) // 2 :] == found[: len(found) // 2]
 
 
 def test_hooks_names_ties_and_the_signature_are_kept(device: torch.device) -> None:
@@ -107,17 +95,6 @@ def test_compiled_model_is_one_graph_with_the_same_gradients(device: torch.devic
     assert check_step(model, expected, NORMS | FUSED_OPS - EAGER, call=compiled).logits is None
 
 
-def test_model_that_was_compiled_before_is_compiled_again(device: torch.device) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.RMSNorm(9)).to(device)
-    x = torch.randn(2, 8, device=device)
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager")
-    expected = compiled(x)
-    with tridal.kernelize(compiled):
-        assert ops_of(lambda: torch.testing.assert_close(compiled(x), expected)) == {"rms_norm"}
-    assert ops_of(lambda: compiled(x)) == set()
-
-
 def test_generation_with_a_cache_gives_the_same_tokens(device: torch.device) -> None:
     model = build("Llama").to(device).eval()
     tokens = batch(device)["input_ids"]
@@ -149,15 +126,15 @@ def test_adapters_of_peft_are_trained(device: torch.device, first: str) -> None:
     assert "lora" not in "".join(name for name, _ in model.merge_and_unload().named_parameters())
 
 
-@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode], ids=["training", "inference mode"])
-def test_checkpointed_layers_give_the_same_gradients(device: torch.device, mode: Any) -> None:
-    """A model that was kernelized in inference mode can be trained."""
+def test_checkpointed_layers_give_the_same_gradients(device: torch.device) -> None:
+    """Also if the model was kernelized in inference mode, and computes in a function mode."""
     model = build("Llama").to(device)
     expected = step(model)
     model.gradient_checkpointing_enable()
-    with mode():
+    with torch.inference_mode():
         tridal.kernelize(model, fused_loss=True)
-    assert_same_step(step(model), expected)
+    with device:  # a mode, as `torch.set_default_device`
+        assert_same_step(step(model), expected)
 
 
 def test_model_without_memory_is_replaced(device: torch.device) -> None:
@@ -173,13 +150,13 @@ def test_model_without_memory_is_replaced(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_a_parameter_that_is_registered_later_is_used(device: torch.device, affine: bool) -> None:
+def test_a_later_parameter_and_a_keyword_are_used(device: torch.device, affine: bool) -> None:
     module = torch.nn.LayerNorm(4, elementwise_affine=affine, bias=False, device=device)
     x = torch.randn(2, 4, device=device)
-    with tridal.kernelize(module):
-        setattr(module, "bias" if affine else "weight", torch.nn.Parameter(torch.randn(4, device=device)))
-        expected = torch.nn.functional.layer_norm(x, (4,), module.weight, module.bias)
-        torch.testing.assert_close(module(x), expected)
+    tridal.kernelize(module)
+    setattr(module, "bias" if affine else "weight", torch.nn.Parameter(torch.randn(4, device=device)))
+    expected = torch.nn.functional.layer_norm(x, (4,), module.weight, module.bias)
+    torch.testing.assert_close((module(x), module(input=x)), (expected, expected))
 
 
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
@@ -193,12 +170,3 @@ def test_traced_modules_are_as_before(device: torch.device, kind: Any) -> None:
     nodes, expected_nodes = ([node.kind() for node in t.inlined_graph.nodes()] for t in (traced, expected))
     assert nodes == expected_nodes
     torch.testing.assert_close(traced(x[:1]), module(x[:1]))
-
-
-def test_a_norm_that_is_called_with_a_keyword_computes_as_its_class(device: torch.device) -> None:
-    model = build("Llama").to(device)
-    norm, x = model.model.norm, torch.randn(2, 3, model.config.hidden_size, device=device)
-    expected = norm(x)
-    with tridal.kernelize(model):
-        torch.testing.assert_close(norm(x), expected)
-        torch.testing.assert_close(norm(hidden_states=x), expected)
