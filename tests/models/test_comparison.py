@@ -78,7 +78,7 @@ FORWARDS: list[tuple[Callable[[Any, Tensor], Tensor], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "base"), zip(FORWARDS, itertools.cycle(BASES), strict=False))
+@pytest.mark.parametrize(("case", "base"), [*zip(FORWARDS, itertools.cycle(BASES), strict=False)])
 def test_a_module_that_may_compute_something_else_is_left(case: Any, base: Any) -> None:
     model = make(base, case[0]).train(base is Norm)
     ((replaced_by, reason),) = decision_of(model)

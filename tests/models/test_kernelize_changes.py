@@ -62,8 +62,6 @@ llama, gemma = (getattr(transformers.models, name) for name in ("llama", "gemma"
 SILU = transformers.activations.SiLUActivation
 CHANGES: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Patch], None]]] = {
     "eps": (lambda: norm_of("Llama"), "rms_norm", set_attribute("variance_epsilon", 0.5)),
-    "eps of torch": (lambda: torch.nn.LayerNorm(36), "layer_norm", set_attribute("eps", 0.5)),
-    "norm": (lambda: norm_of("Llama"), "rms_norm", set_method(llama.modeling_llama.LlamaRMSNorm)),
     "norm of torch": (lambda: torch.nn.LayerNorm(36), "layer_norm", set_method(torch.nn.LayerNorm)),
     "method": (lambda: norm_of("Gemma"), "rms_norm", set_method(gemma.modeling_gemma.GemmaRMSNorm, "_norm")),
     "method of an instance": (lambda: norm_of("Gemma"), "rms_norm", set_attribute("_norm", lambda x: 2 * x)),
@@ -78,11 +76,9 @@ CHANGES: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Patch], None]]] 
         lambda: mlp(torch.nn.GELU("tanh")), "geglu",
         lambda module, patch: patch.setitem(module._modules, "act_fn", torch.nn.GELU()),
     ),
-    "approximate": (lambda: mlp(torch.nn.GELU("tanh")), "geglu", set_attribute("act_fn.approximate", "none")),
     "product of experts": (
         lambda: Experts(36), "swiglu", set_method(Experts, "_apply_gate", lambda self, x: x[..., :36]),
     ),
-    "activation of experts": (lambda: Experts(36), "swiglu", set_method(torch.nn.SiLU)),
     "function": (
         lambda: mlp(transformers.activations.GELUTanh()), "geglu", set_attribute("act_fn.act", functional.gelu),
     ),
@@ -91,7 +87,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Patch], None]]] 
 DUPLICATES = lambda module: module, copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))
 
 
-@pytest.mark.parametrize(("name", "duplicate"), zip(CHANGES, itertools.cycle(DUPLICATES), strict=False))
+@pytest.mark.parametrize(("name", "duplicate"), [*zip(CHANGES, itertools.cycle(DUPLICATES), strict=False)])
 def test_the_class_computes_after_a_change(device: torch.device, name: str, duplicate: Callable[[Any], Any]) -> None:
     make, op, change = CHANGES[name]
     module, x = make().to(device), torch.randn(3, 36, device=device)
@@ -130,7 +126,7 @@ def test_the_class_computes_while_its_activation_has_hooks(device: torch.device,
 
 
 @compiles_transformers
-@pytest.mark.parametrize("name", ["eps", "norm of torch", "method of an instance", "softmax", "another activation"])
+@pytest.mark.parametrize("name", ["eps", "norm of torch", "softmax"])
 def test_a_compiled_function_has_the_change(device: torch.device, name: str) -> None:
     make, _, change = CHANGES[name]
     module, x = make().to(device), torch.randn(3, 36, device=device)

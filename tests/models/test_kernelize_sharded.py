@@ -32,23 +32,21 @@ def shard(model: Any, mesh: Any) -> None:
         fully_shard(module, mesh=mesh)
 
 
-def check_fsdp2(mesh: Any, order: str) -> None:
-    expected = step(build("Llama"))
-    model = build("Llama")
-    if order == "kernelize first":
-        report = tridal.kernelize(model, fused_loss=True)
+def check_fsdp2(mesh: Any, kernelize_first: bool) -> None:
+    def full_step() -> Any:
+        outputs, gradients = step(model)
+        got.append((outputs, {name: grad.full_tensor() for name, grad in gradients.items()}))
+
+    expected, got, model = step(build("Llama")), [], build("Llama")
+    report = tridal.kernelize(model, fused_loss=True) if kernelize_first else None
     shard(model, mesh)
-    if order == "shard first":
-        report = tridal.kernelize(model, fused_loss=True)
-    got: list[Any] = []
-    assert ops_of(lambda: got.append(step(model))) == OPS, report
-    outputs, gradients = got[0]
-    assert outputs.logits is None
-    assert_same_step((outputs, {name: grad.full_tensor() for name, grad in gradients.items()}), expected)
+    report = report or tridal.kernelize(model, fused_loss=True)
+    assert ops_of(full_step) == OPS, report
+    assert got[0][0].logits is None
     report.restore()
-    assert ops_of(lambda: got.append(step(model))) == set()
-    outputs, gradients = got[1]
-    assert_same_step((outputs, {name: grad.full_tensor() for name, grad in gradients.items()}), expected)
+    assert ops_of(full_step) == set()
+    for found in got:
+        assert_same_step(found, expected)
 
 
 def check_sequence_parallel_norm(mesh: Any) -> None:
@@ -67,8 +65,8 @@ def check_sequence_parallel_norm(mesh: Any) -> None:
 
 def check_all(mesh: Any) -> None:
     check_sequence_parallel_norm(mesh)
-    check_fsdp2(mesh, "kernelize first")
-    check_fsdp2(mesh, "shard first")
+    for kernelize_first in (True, False):
+        check_fsdp2(mesh, kernelize_first)
 
 
 @pytest.mark.slow("it starts two ranks")

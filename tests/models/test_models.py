@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import collections
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -11,39 +12,33 @@ from torch.testing import assert_close
 import tridal
 from model_helpers import build
 
+LOSS = {"log_softmax": 1, "log_softmax_backward": 1}
+ATTENTION = {"softmax": 2, "softmax_backward": 2}
 
-@pytest.mark.parametrize("name", ["GPT2", "Bert"])
-def test_outputs_and_gradients_are_the_same_under_override(device: torch.device, name: str) -> None:
-    layers = "n_layer" if name == "GPT2" else "num_hidden_layers"
-    model = build(name, attn_implementation="eager", **{layers: 2}).to(device)
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("GPT2", {"n_layer": 2, "attn_implementation": "eager"}, LOSS | ATTENTION),
+        ("Llama", {"attn_implementation": "sdpa"}, LOSS),
+        ("Mixtral", {"output_router_logits": False}, LOSS | {"softmax": 1, "softmax_backward": 1}),
+    ],
+)
+def test_override_computes_the_same(device: torch.device, name: str, options: Any, expected: dict[str, int]) -> None:
+    """It reaches attention in single operations, routers and losses."""
+    model = build(name, **options).to(device)
     tokens = torch.randint(0, 97, (2, 11), device=device)
     padding = torch.ones_like(tokens)
     padding[1, 8:] = 0
 
-    def step() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    def step() -> Any:
         model.zero_grad()
         result = model(input_ids=tokens, attention_mask=padding, labels=tokens)
         result.loss.backward()
-        return result.logits, result.loss, {name: p.grad.clone() for name, p in model.named_parameters()}
+        return result.logits, result.loss, [p.grad.clone() for p in model.parameters()]
 
-    expected = step()
+    without = step()
     with tridal.override_torch(), tridal.record_calls() as calls:
-        got = step()
-    assert collections.Counter(call.op for call in calls if "softmax" in call.op) == {
-        "log_softmax": 1, "log_softmax_backward": 1, "softmax": 2, "softmax_backward": 2,
-    }  # fmt: skip
-    assert_close(got, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"), [("Llama", {"log_softmax": 1}), ("Mixtral", {"softmax": 1, "log_softmax": 1})]
-)
-def test_override_reaches_routers_and_losses_but_no_fused_attention(
-    device: torch.device, name: str, expected: dict[str, int]
-) -> None:
-    model = build(name, attn_implementation="sdpa", num_key_value_heads=4, output_router_logits=False).to(device)
-    tokens = torch.randint(0, 97, (2, 11), device=device)
-    with tridal.override_torch(), tridal.record_calls() as calls:
-        model(input_ids=tokens, labels=tokens)
-    assert collections.Counter(call.op for call in calls) == expected
-    assert {call.backend for call in calls} != {"torch"}
+        found = step()
+    assert Counter(call.op for call in calls if "softmax" in call.op and call.backend != "torch") == expected
+    assert_close(found, without, rtol=1e-4, atol=1e-5)
