@@ -11,7 +11,6 @@ from torch.testing import assert_close
 
 import tridal
 from tridal.devices.types import KernelConfig
-from tridal.library.losses import cross_entropy as kernels
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.runtime import compiler
 from tridal.runtime.row_layout import row_layout
@@ -20,25 +19,12 @@ from tridal.runtime.specialization import KernelCall
 pytest.importorskip("triton")
 
 
-ALL_ABSENT = "weight", "weight_sum", "label_smoothing", "z_loss"
-
-
-@pytest.mark.parametrize(
-    ("config", "absent", "softcap"),
-    [
-        (KernelConfig("column_loop", 1, 256), ALL_ABSENT, None),
-        (KernelConfig("cooperative", 1, 256, programs_per_row=4), (), 30.0),
-    ],
-)
-def test_kernels_compile_for_cuda(config: KernelConfig, absent: tuple[str, ...], softcap: float | None) -> None:
-    layout = row_layout((64, 1000), (1000, 1), 1)
+def test_kernels_compile_for_cuda() -> None:
+    """With all tensors, numbers and a softcap. The tests of backends compile the kernels of ordinary calls."""
+    layout, config = row_layout((64, 1000), (1000, 1), 1), KernelConfig("column_loop", 1, 256)
     assert layout is not None
     for kernel in CROSS_ENTROPY.kernels:
-        can_be_absent = (*kernel.column_reads, *(kernel.parameters if len(kernel.parameters) > 1 else ()))
-        constants = {name: None for name in absent if name in can_be_absent}
-        base = next(k for k in vars(kernels).values() if getattr(k, "name", None) == kernel.name)
-        base = base if softcap is None else replace(base, neutral_padding=False)
-        bound = base.bind(SOFTCAP=softcap, IGNORE_INDEX=-100, **constants)
+        bound = replace(kernel, neutral_padding=False).bind(SOFTCAP=30.0, IGNORE_INDEX=-100)
         kinds = {f"{bound.row_index}_ptr": "int64", **dict.fromkeys(bound.element_pointers, "bfloat16")}
         dtypes = tuple(kinds.get(pointer, "float32") for pointer in bound.pointers)
         call = KernelCall(bound, layout, dtypes, (), (0.1,) * len(bound.parameters))
@@ -57,14 +43,11 @@ def test_a_gradient_of_the_lse_alone_is_zero_for_probabilities(device: torch.dev
     for _ in range(2):  # the first call is new
         eager = torch.autograd.grad(lse(x, p), (x, p), grads[0], materialize_grads=True)
     assert_close(eager, (torch.softmax(x, 1) * grads[0].unsqueeze(1), torch.zeros_like(p)))
-    compiled = torch.compile(lse, backend="aot_eager")
-    assert_close(torch.autograd.grad(compiled(x, p), (x, p), grads[0]), eager)
     batched = torch.autograd.grad(lse(x, p), (x, p), grads, is_grads_batched=True)
     assert_close([gradient[0] for gradient in batched], list(eager))
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_linear_loss_is_exported_with_a_dynamic_number_of_classes(device: torch.device, strict: bool) -> None:
+def test_a_linear_loss_is_exported_with_a_dynamic_number_of_classes(device: torch.device) -> None:
     class Loss(torch.nn.Module):
         def forward(self, input: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             return tridal.linear_cross_entropy(input, weight, target)
@@ -72,9 +55,7 @@ def test_a_linear_loss_is_exported_with_a_dynamic_number_of_classes(device: torc
     x, target = torch.randn(4, 6, device=device), torch.arange(4, device=device)
     classes = {0: torch.export.Dim("classes", min=2, max=99)}
     weights = [torch.randn(size, 6, device=device) for size in (9, 13)]
-    exported = torch.export.export(
-        Loss(), (x, weights[0], target), dynamic_shapes=(None, classes, None), strict=strict
-    ).module()
+    exported = torch.export.export(Loss(), (x, weights[0], target), dynamic_shapes=(None, classes, None)).module()
     for weight in weights:
         assert_close(exported(x, weight, target), Loss()(x, weight, target))
 

@@ -10,13 +10,8 @@ import torch
 import tridal
 from tridal.errors import DimensionError, DTypeError, LayoutError, ShapeError, TensorDeviceError
 
-X, W, TARGET, HEADS, FACTOR = (
-    torch.randn(4, 8),
-    torch.ones(8),
-    torch.arange(4),
-    torch.ones(2, 3, 5, 4),
-    torch.ones(5, 4),
-)
+X, W, TARGET = torch.randn(4, 8), torch.ones(8), torch.arange(4)
+HEADS, FACTOR = torch.ones(2, 3, 5, 4), torch.ones(5, 4)
 META = torch.ones(8, device="meta")
 SOFTMAX: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dim": 2}, DimensionError, r"dim must be from -2 to 1 for input of shape \(4, 8\), got 2"),
@@ -33,26 +28,22 @@ SCALED = [
     ({"mask": torch.ones(8, dtype=torch.int64)}, DTypeError, "mask must have a boolean dtype .*, got torch.int64"),
     ({"mask": torch.ones(3)}, ShapeError, r"mask must have .* broadcast to \(4, 8\), .* got \(3,\)"),
     ({"scale": "big"}, TypeError, "scale must be a number, got 'big'"),
-    ({"scale": 2.0, "dim": 2}, DimensionError, "dim must be from -2 to 1"),
     ({"causal": True, "dim": 0}, DimensionError, "dim must be -1 of at least two dims, queries by keys, with causal"),
     ({"causal": True, "input": X[0]}, DimensionError, "dim must be -1 of at least two dims"),
     ({"masked_rows": "one"}, ValueError, "masked_rows must be 'nan' or 'zero', got 'one'"),
 ]
 NORM = [
-    ({"input": [1.0]}, TypeError, "input must be a torch.Tensor, got list"),
     ({"normalized_shape": 8}, TypeError, r"must be a tuple of ints, got 8: pass \(8,\)"),
     ({"normalized_shape": (8.0,)}, TypeError, "each size of normalized_shape must be an int, got 8.0"),
     ({"normalized_shape": ()}, ShapeError, r"must be the last sizes \(at least one\) of input"),
     ({"normalized_shape": (7,)}, ShapeError, r"must be the last sizes .* the shape \(4, 8\), got \(7,\)"),
     ({"weight": torch.ones(1, 8)}, ShapeError, r"weight must have the shape \(8,\), got \(1, 8\): a number per column"),
-    ({"weight": META}, TensorDeviceError, "weight must be on .*, as input is, got meta"),
     ({"eps": "a"}, TypeError, "eps must be a number, got 'a'"),
 ]
 OF_TRIDAL = [
     ({"residual": W}, ShapeError, r"residual must have the shape \(4, 8\), got \(8,\)"),
     ({"input": X.int(), "residual": X}, DTypeError, "input must have the dtype float16"),
     ({"casting": "bf16"}, ValueError, "casting must be None, 'llama' or 'gemma', got 'bf16'"),
-    ({"weight_offset": "1"}, TypeError, "weight_offset must be a number, got '1'"),
 ]
 ENTROPY = [
     ({"reduction": "avg"}, ValueError, "reduction must be 'none', 'mean' or 'sum', got 'avg'"),
@@ -60,13 +51,11 @@ ENTROPY = [
     ({"ignore_index": 1.5}, TypeError, "ignore_index must be an int"),
     ({"weight": torch.rand(4)}, RuntimeError, r"weight must have the shape \(8,\), got \(4,\): a number per class"),
     ({"weight": W.double()}, RuntimeError, "weight must have the dtype torch.float32 of the logits"),
-    ({"weight": META}, RuntimeError, "weight must be on"),
     ({"target": torch.tensor([0, 8, 1, 2])}, IndexError, "target must hold classes from 0 to 7, got 8"),
     ({"target": TARGET.int()}, RuntimeError, "target must have the dtype torch.int64 or torch.uint8"),
     ({"target": TARGET[:3]}, ValueError, r"target must have the shape \(4,\) for indices"),
     ({"target": TARGET.repeat(8, 1).t()}, RuntimeError, "target must have a floating-point dtype"),
     ({"target": torch.rand(4, 8), "ignore_index": 1}, RuntimeError, "ignore_index must be negative or absent"),
-    ({"target": [0, 1, 2, 3]}, TypeError, "target must be a torch.Tensor, got list"),
 ]
 GLU = [
     (
@@ -75,9 +64,7 @@ GLU = [
         r"input must have a last dim of even size .*, got the shape \(4, 3\)",
     ),
     ({"up": X[0]}, ShapeError, r"up must have the shape \(4, 8\), got \(8,\): a number per element"),
-    ({"up": X.bool()}, DTypeError, "up must have a floating-point dtype, got torch.bool"),
     ({"up": X.to("meta")}, TensorDeviceError, "up must be on .*, as input is, got meta"),
-    ({"casting": "llama"}, ValueError, "casting must be None or 'transformers', got 'llama'"),
     ({"approximate": "erf"}, ValueError, "approximate must be 'none' or 'tanh', got 'erf'"),
 ]
 ROTARY = [

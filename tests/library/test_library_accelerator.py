@@ -94,46 +94,36 @@ def test_tensors_on_the_last_device_while_the_first_is_current(
     compare_with_torch(found, sample, tensors)
 
 
-def needs_memory(module: Any, device: torch.device, gigabytes: int) -> None:
-    if module.get_device_properties(device).total_memory < gigabytes * 10**9:
+@pytest.fixture
+def large(module: Any, device: torch.device) -> None:
+    if module.get_device_properties(device).total_memory < 70 * 10**9:
         pytest.skip("needs more memory")
 
 
-ROWS = (0, 35_000, 69_999)
-"""Rows of 70,000 that are compared: elements of the last two have offsets beyond 31 and 32 bits."""
-
-
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-def test_norms_of_offsets_beyond_32_bits(module: Any, device: torch.device, name: str) -> None:
-    needs_memory(module, device, 70)
-    size, options = 70_000, {"device": device, "dtype": torch.float16}
-    x, upstream = (torch.empty(size, size, **options).normal_() for _ in range(2))
-    parameters = [torch.rand(size, **options) + 0.5, torch.randn(size, **options)][: 1 + (name == "layer_norm")]
-    for tensor in (x, *parameters):
-        tensor.requires_grad_()
-    y = getattr(tridal, name)(x, (size,), *parameters, eps=1e-5)
-    gradients = torch.autograd.grad(y, (x, *parameters), upstream)
-
-    def expected(rows: slice) -> tuple[torch.Tensor, ...]:
-        wide = [t.detach().double().requires_grad_() for t in (x[rows], *parameters)]
-        result = getattr(functional, name)(wide[0], (size,), *wide[1:], eps=1e-5)
-        return (result.detach(), *torch.autograd.grad(result, wide, upstream[rows].double()))
-
-    sums = [torch.zeros(size, device=device, dtype=torch.float64) for _ in parameters]
-    for start in range(0, size, 1000):
-        for total, part in zip(sums, expected(slice(start, start + 1000))[2:], strict=True):
-            total += part
-    for found, total in zip(gradients[1:], sums, strict=True):
-        torch.testing.assert_close(found.double(), total, rtol=2e-3, atol=0.5)  # float16 sums have a size of 260
-    for row in ROWS:
-        result, gradient = expected(slice(row, row + 1))[:2]
-        torch.testing.assert_close(y[row].double(), result[0], rtol=2e-3, atol=2e-3)
-        torch.testing.assert_close(gradients[0][row].double(), gradient[0], rtol=2e-3, atol=2e-3)
+def test_norms_of_offsets_beyond_32_bits(device: torch.device, name: str) -> None:
+    """Elements of the last two rows that are compared have offsets beyond 31 and 32 bits. Others have no gradient."""
+    size, options, rows = 70_000, {"device": device, "dtype": torch.float16}, [0, 35_000, 69_999]
+    x = torch.empty(size, size, **options).normal_()
+    weight = torch.rand(size, **options) + 0.5
+    upstream = torch.zeros(size, size, **options)
+    upstream[rows] = torch.randn(len(rows), size, **options)
+    results = []
+    for place, given, dy in ((slice(None), (x, weight), upstream), (rows, (x[rows], weight), upstream[rows])):
+        leaves = [tensor.detach().requires_grad_() for tensor in given]
+        function = getattr(tridal if place != rows else functional, name)
+        wide = leaves if place != rows else [leaf.double() for leaf in leaves]
+        y = function(wide[0], (size,), wide[1], eps=1e-5)
+        gradients = torch.autograd.grad(y, leaves, dy.to(y.dtype))
+        results.append((y, *gradients) if place == rows else (y[rows], gradients[0][rows], gradients[1]))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found.double(), expected.double(), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("shape", [(70_000, 70_000), (2, 50_000, 50_000), (3, 1_500_000_000)], ids=str)
-def test_cross_entropy_of_offsets_beyond_32_bits(module: Any, device: torch.device, shape: tuple[int, ...]) -> None:
-    needs_memory(module, device, 70)
+def test_cross_entropy_of_offsets_beyond_32_bits(device: torch.device, shape: tuple[int, ...]) -> None:
     x = torch.empty(shape, dtype=torch.float16, device=device).normal_().requires_grad_()
     target = torch.randint(shape[1], (shape[0], *shape[2:]), device=device)
     loss = tridal.cross_entropy(x, target, reduction="none")

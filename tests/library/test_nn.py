@@ -10,23 +10,18 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils.checkpoint import checkpoint
 
 import tridal
 
 MODULES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
-    "softmax of dim 0": ("Softmax", (0,), {}),
-    "softmax": ("Softmax", (-1,), {}),
+    "softmax": ("Softmax", (0,), {}),
     "log_softmax": ("LogSoftmax", (2,), {}),
-    "rms_norm": ("RMSNorm", ((3, 5),), {}),
     "rms_norm with eps": ("RMSNorm", ((3, 5),), {"eps": 0.1}),
     "rms_norm without a weight": ("RMSNorm", (5,), {"elementwise_affine": False}),
     "layer_norm": ("LayerNorm", ((3, 5),), {}),
-    "layer_norm without a weight": ("LayerNorm", (5,), {"elementwise_affine": False}),
     "layer_norm without a bias": ("LayerNorm", (5,), {"bias": False}),
 }
 """The class, its arguments and its options."""
-NORMS = ["RMSNorm", "LayerNorm"]
 
 
 def gradients(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -54,12 +49,13 @@ def test_modules_their_copies_and_their_gradients_equal_torch(
         assert module is compiled or type(module) is type(ours)
         assert_close(module(x), theirs(x))
         assert_close(gradients(module, x), gradients(theirs, x))
-    again = checkpoint(ours, x, use_reentrant=False)
-    assert_close(torch.autograd.grad(again.sin().sum(), [x, *ours.parameters()]), gradients(theirs, x))
+    if "Norm" in name:
+        y, total = ours(x, x)
+        assert_close((y, total), (theirs(2 * x), 2 * x))
 
 
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
-@pytest.mark.parametrize("shape", [(), (3, 5), (2, 3, 5)])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 5)])
 def test_missing_dim_warns_and_equals_torch(name: str, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     with pytest.warns(UserWarning, match="dim="):
@@ -69,39 +65,6 @@ def test_missing_dim_warns_and_equals_torch(name: str, shape: tuple[int, ...]) -
     assert "module.py" in warned[0].filename, "the place of the call in torch.nn.Module"
     compiled = torch.compile(getattr(tridal.nn, name)(None), fullgraph=True, backend="eager")
     assert_close(compiled(x), expected)
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_residual_returns_the_sum(device: torch.device, name: str) -> None:
-    module = getattr(tridal.nn, name)(6).to(device)
-    x, residual = torch.randn(2, 4, 6, device=device)
-    y, total = module(x, residual)
-    assert torch.equal(total, x + residual)
-    assert_close(y, module(total))
-
-
-def test_a_new_module_with_an_offset_scales_by_one(device: torch.device) -> None:
-    module = tridal.nn.RMSNorm(6, weight_offset=1.0, casting="gemma", device=device)
-    assert not module.weight.any()
-    assert repr(module) == "RMSNorm((6,), eps=None, elementwise_affine=True, weight_offset=1, casting='gemma')"
-    x = torch.randn(4, 6, device=device)
-    assert_close(module(x), torch.nn.RMSNorm(6, device=device)(x))
-    module.half()
-    assert module(x.half()).dtype is torch.float16
-
-
-def test_loss_modules_equal_the_functions_and_share_state_dicts_with_torch(device: torch.device) -> None:
-    x, target = torch.randn(4, 7, device=device), torch.tensor([1, -100, 5, 0], device=device)
-    weight = torch.rand(7, device=device)
-    module = tridal.nn.CrossEntropyLoss(weight, label_smoothing=0.1, z_loss=0.1)
-    theirs = torch.nn.CrossEntropyLoss(weight, label_smoothing=0.1)
-    assert isinstance(module, torch.nn.CrossEntropyLoss)
-    assert_close(module(x, target), tridal.cross_entropy(x, target, weight, label_smoothing=0.1, z_loss=0.1))
-    theirs.load_state_dict(module.state_dict())
-    names = list(inspect.signature(torch.nn.CrossEntropyLoss).parameters)
-    assert list(inspect.signature(tridal.nn.CrossEntropyLoss).parameters)[: len(names)] == names
-    assert repr(copy.deepcopy(module)) == "CrossEntropyLoss(z_loss=0.1)"
-    assert repr(tridal.nn.CrossEntropyLoss()) == "CrossEntropyLoss()"
 
 
 @pytest.mark.parametrize("outputs", [(), (3,)])
@@ -120,3 +83,15 @@ def test_linear_module_equals_torch(device: torch.device, outputs: tuple[int, ..
         assert_close(theirs(x, target), expected)
     with pytest.raises(RuntimeError, match=r"weight must have the shape \(7,\)"):
         tridal.nn.LinearCrossEntropyLoss(5, 7, weight=torch.ones(3))
+
+
+def test_modules_have_the_options_of_the_functions(device: torch.device) -> None:
+    norm = tridal.nn.RMSNorm(6, weight_offset=1.0, casting="gemma", device=device)
+    assert repr(norm) == "RMSNorm((6,), eps=None, elementwise_affine=True, weight_offset=1, casting='gemma')"
+    x = torch.randn(4, 6, device=device)
+    assert_close(norm(x), torch.nn.RMSNorm(6, device=device)(x))
+    target, weight = torch.tensor([1, -100, 5, 0], device=device), torch.rand(6, device=device)
+    loss = tridal.nn.CrossEntropyLoss(weight, label_smoothing=0.1, z_loss=0.1)
+    assert_close(loss(x, target), tridal.cross_entropy(x, target, weight, label_smoothing=0.1, z_loss=0.1))
+    torch.nn.CrossEntropyLoss(weight, label_smoothing=0.1).load_state_dict(loss.state_dict())
+    assert repr(copy.deepcopy(loss)) == "CrossEntropyLoss(z_loss=0.1)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,44 +34,79 @@ def reference(x: torch.Tensor, dim: int = -1, *, scale: float = 1.0, mask: Any =
     return torch.where((x == -torch.inf).all(dim, keepdim=True), 0.0, y) if masked_rows == "zero" else y
 
 
-MASKS: dict[str, tuple[int, ...]] = {
-    "batch, head, query, key": (B, H, Q, K),
-    "key": (K,),
-    "query, key": (Q, K),
-    "batch, key": (B, 1, 1, K),
-    "batch, query, key": (B, 1, Q, K),
-    "head, query": (H, Q, 1),
-    "single": (1,),
-}
-KINDS = {"boolean": "uint8", "added float32": "float32", "added float16": "float16"}
+@st.composite
+def modified_scores(draw: st.DrawFn) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Scores with any strides, and the arguments of a score modification."""
+    rank, generator = draw(st.integers(1, 4)), torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    shape = [*draw(st.lists(st.integers(1, 9), min_size=rank - 1, max_size=rank - 1)), draw(st.integers(1, 90))]
+    order = draw(st.permutations(range(rank)))
+    x = torch.randn([shape[axis] for axis in order], generator=generator, dtype=torch.float64)
+    x = x.permute(*map(order.index, range(rank)))[..., :: draw(st.sampled_from([1, 1, 2]))]
+    mask = None
+    if draw(st.booleans()):
+        mask_shape = [size if draw(st.booleans()) else 1 for size in x.shape][draw(st.integers(0, rank - 1)) :]
+        keep = torch.rand(mask_shape, generator=generator) > 0.3
+        mask = (
+            keep if draw(st.booleans()) else torch.where(keep, torch.randn(mask_shape, generator=generator), -torch.inf)
+        )
+        mask = mask if mask.dtype is torch.bool else mask.to(draw(st.sampled_from([torch.float16, torch.float64])))
+    dim = draw(st.sampled_from([-1, -1, *range(rank)]))
+    arguments = {
+        "dim": dim, "scale": draw(st.sampled_from([1.0, 0.25, -1.5, 0])), "mask": mask,
+        "causal": rank > 1 and dim % rank == rank - 1 and draw(st.booleans()),
+        "masked_rows": draw(st.sampled_from(["nan", "zero"])),
+    }  # fmt: skip
+    return x, arguments
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("causal", "shape"), enumerate(MASKS.values()), ids=MASKS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=modified_scores(), data=st.data())
+def test_random_modifications_equal_torch(
+    backend: Backend, case: tuple[torch.Tensor, dict[str, Any]], data: st.DataObject
+) -> None:
+    x, arguments = case
+    plan = data.draw(st.sampled_from(["planned", "torch", *testing.overrides(backend)]))
+    mask = arguments["mask"]
+    with testing.implementation(backend, "planned" if plan == "torch" else plan) as tested:
+        x = x.to(tested.device).requires_grad_()
+        arguments["mask"] = None if mask is None else mask.to(tested.device)
+        with tridal.use(device="auto", fallback="torch") if plan == "torch" else contextlib.nullcontext():
+            ours = (tridal.softmax if plan == "torch" else tested.function("softmax"))(x, **arguments)
+        theirs = reference(x, **arguments)
+        assert_close(ours, theirs, equal_nan=True)
+        g = torch.randn_like(ours)
+        y, scale = theirs.detach(), arguments["scale"]  # torch.where would give a NaN gradient for fully masked rows
+        expected = scale * y * (g - (g * y).sum(arguments["dim"], keepdim=True))
+        assert_close(torch.autograd.grad(ours, x, g)[0], expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "causal"),
+    [
+        ((B, H, Q, K), torch.bool, False), ((K,), torch.float32, True), ((B, 1, 1, K), torch.float16, False),
+        ((H, Q, 1), torch.bool, True), ((1,), torch.float32, False),
+    ],
+)  # fmt: skip
 def test_masked_forward_and_backward_are_one_kernel_each(
-    device: torch.device, planned: list[KernelCall], shape: tuple[int, ...], kind: str, causal: int
+    device: torch.device, planned: list[KernelCall], shape: tuple[int, ...], dtype: torch.dtype, causal: bool
 ) -> None:
     x = torch.randn(B, H, Q, K, dtype=torch.float64, device=device, requires_grad=True)
-    keep = torch.rand(shape, device=device) > 0.3
-    added = torch.randn(shape, device=device).masked_fill(~keep, -torch.inf)
-    mask = {"boolean": keep, "added float32": added, "added float16": added.half()}[kind]
-    arguments: dict[str, Any] = {"scale": 0.7, "mask": mask, "causal": causal % 2 == 1, "masked_rows": "zero"}
-    ours, theirs = tridal.softmax(x, **arguments), reference(x, **arguments)
-    assert_close(ours, theirs)
-    g = torch.randn_like(ours)
-    y = theirs.detach()  # torch.where would give a NaN gradient for fully masked rows
-    expected = 0.7 * y * (g - (g * y).sum(-1, keepdim=True))
-    assert_close(torch.autograd.grad(ours, x, g)[0], expected)
+    mask = torch.ones(shape, device=device).to(dtype)
+    tridal.softmax(x, scale=0.7, mask=mask, causal=causal).sum().backward()
     assert [call.kernel.name for call in planned] == ["softmax", "softmax_backward"]
-    assert planned[0].scale_mask.scale == 0.7
-    assert planned[1].parameters == (0.7,)
-    assert planned[0].scale_mask.mask == KINDS[kind]
+    assert (planned[0].scale_mask.scale, planned[1].parameters) == (0.7, (0.7,))
+    assert planned[0].scale_mask.mask == ("uint8" if dtype is torch.bool else str(dtype).removeprefix("torch."))
+    planned.clear()
+    tridal.softmax(x.detach(), scale=1)
+    assert {call.scale_mask for call in planned} <= {NO_SCALE_MASK}
 
 
 def test_fully_masked_rows_are_nan_or_zero(device: torch.device) -> None:
     x = torch.randn(3, 4, device=device, requires_grad=True)
     mask = torch.tensor([[True] * 4, [False] * 4, [True, False, False, True]], device=device)
     assert tridal.softmax(x, mask=mask)[1].isnan().all(), "as torch"
+    one_query = tridal.softmax(x[:, None], mask=mask[:, None], causal=True)
+    assert one_query.isnan().any(2).flatten().tolist() == [False, True, False]
     y = tridal.softmax(x, mask=mask, masked_rows="zero")
     assert_close(y.double(), reference(x, mask=mask, masked_rows="zero"), check_dtype=False)
     (dx,) = torch.autograd.grad(y.square().sum(), x)
@@ -80,12 +114,6 @@ def test_fully_masked_rows_are_nan_or_zero(device: torch.device) -> None:
     assert dx.isfinite().all()
     assert not tridal.softmax(torch.full((2, 3), -torch.inf, device=device), masked_rows="zero").any()
     assert tridal.softmax(torch.full((2, 3), torch.nan, device=device), masked_rows="zero").isnan().all()
-
-
-def test_scale_of_one_has_the_kernel_of_the_unmodified_call(device: torch.device, planned: list[KernelCall]) -> None:
-    x = torch.randn(Q, K, device=device)
-    assert torch.equal(tridal.softmax(x, scale=1), tridal.softmax(x))
-    assert {call.scale_mask for call in planned} == {NO_SCALE_MASK}
 
 
 def test_mask_with_a_gradient_is_computed_by_torch(device: torch.device, planned: list[KernelCall]) -> None:
@@ -100,15 +128,10 @@ def test_mask_with_a_gradient_is_computed_by_torch(device: torch.device, planned
     with torch.no_grad():
         assert_close(tridal.softmax(x, mask=mask, causal=True), theirs.detach())
     assert planned.pop().scale_mask.mask == "float64", "without gradients, a kernel applies the mask"
-
-
-def test_mask_with_too_many_strides_is_computed_by_torch(device: torch.device, planned: list[KernelCall]) -> None:
-    mask = torch.rand(2, 1, 3, 1, 5, dtype=torch.float64, device=device)
-    x = torch.randn(2, 2, 3, 2, 5, dtype=torch.float64, device=device, requires_grad=True)
-    ours, theirs = tridal.softmax(x, scale=0.5, mask=mask), reference(x, scale=0.5, mask=mask)
-    assert_close(ours, theirs)
-    assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
-    assert {call.scale_mask.mask for call in planned} == {None}
+    strides = torch.rand(2, 1, 3, 1, 5, dtype=torch.float64, device=device)
+    x = torch.randn(2, 2, 3, 2, 5, dtype=torch.float64, device=device)
+    assert_close(tridal.softmax(x, scale=0.5, mask=strides), reference(x, scale=0.5, mask=strides))
+    assert planned.pop().scale_mask.mask is None, "a kernel knows the strides of fewer dims"
 
 
 def test_backend_without_scale_mask_gets_unmodified_calls(backend: Backend, planned: list[KernelCall]) -> None:
@@ -129,66 +152,6 @@ def test_backend_without_scale_mask_gets_unmodified_calls(backend: Backend, plan
     finally:
         registry.unregister("plain")
     assert {call.scale_mask for call in planned} == {NO_SCALE_MASK}
-
-
-@st.composite
-def modified_scores(draw: st.DrawFn) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Scores with any strides, and the arguments of a score modification."""
-    rank = draw(st.integers(1, 4))
-    shape = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
-    shape[-1] = draw(st.integers(1, 90))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-    x = torch.randn(math.prod(shape) + 8, generator=generator, dtype=torch.float64)[draw(st.integers(0, 7)) :]
-    order = draw(st.sampled_from([list(range(rank)), draw(st.permutations(range(rank)))]))
-    x = x[: math.prod(shape)].view([shape[axis] for axis in order]).permute(*map(order.index, range(rank)))
-    x = x[..., :: draw(st.sampled_from([1, 1, 2]))]
-    mask = None
-    if draw(st.booleans()):
-        mask_shape = [size if draw(st.booleans()) else 1 for size in x.shape][draw(st.integers(0, rank - 1)) :]
-        start = draw(st.integers(0, 5))
-        keep = (torch.rand(math.prod(mask_shape) + 5, generator=generator) > 0.3)[start:]
-        dtype = draw(st.sampled_from([torch.bool, torch.float16, torch.float32, torch.float64]))
-        keep = keep[: math.prod(mask_shape)].view(mask_shape)
-        mask = (
-            keep if dtype is torch.bool else torch.randn(mask_shape, generator=generator).masked_fill(~keep, -torch.inf)
-        )
-        mask = mask.to(dtype)
-    dim = draw(st.sampled_from([-1, -1, *range(rank)]))
-    causal = rank > 1 and dim % rank == rank - 1 and draw(st.booleans())
-    scale = draw(st.sampled_from([1.0, 0.25, -1.5, 0]))
-    return x, {"dim": dim, "scale": scale, "mask": mask, "causal": causal,
-               "masked_rows": draw(st.sampled_from(["nan", "zero"]))}  # fmt: skip
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(case=modified_scores(), data=st.data())
-def test_random_modifications_equal_torch(
-    backend: Backend, case: tuple[torch.Tensor, dict[str, Any]], data: st.DataObject
-) -> None:
-    x, arguments = case
-    plan = data.draw(st.sampled_from(["planned", *testing.overrides(backend)]))
-    mask = arguments["mask"]
-    with testing.implementation(backend, plan) as tested:
-        x = x.to(tested.device).requires_grad_()
-        arguments["mask"] = None if mask is None else mask.to(tested.device)
-        ours = tested.function("softmax")(x, **arguments)
-        theirs = reference(x, **arguments)
-        assert_close(ours, theirs, equal_nan=True)
-        g = torch.randn_like(ours)
-        y, scale = theirs.detach(), arguments["scale"]
-        expected = scale * y * (g - (g * y).sum(arguments["dim"], keepdim=True))
-        assert_close(torch.autograd.grad(ours, x, g)[0], expected, equal_nan=True)
-
-
-def test_torch_computes_where_no_backend_serves() -> None:
-    x = torch.randn(B, Q, K, dtype=torch.float64, requires_grad=True)
-    mask = torch.rand(Q, K) > 0.3
-    with tridal.use(device="auto"):
-        arguments: dict[str, Any] = {"scale": 0.5, "mask": mask, "causal": True, "masked_rows": "zero"}
-        assert_close(tridal.softmax(x, **arguments), reference(x, **arguments))
-        half = tridal.softmax(x.half(), **arguments)
-    assert half.dtype is torch.float16
-    assert_close(half.double(), reference(x, **arguments), rtol=1e-2, atol=1e-3)
 
 
 def test_a_stream_keeps_the_memory_of_its_input_and_mask(monkeypatch: pytest.MonkeyPatch) -> None:

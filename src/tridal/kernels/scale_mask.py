@@ -27,7 +27,7 @@ def scale_mask(w: Writer, area: Area, x: str) -> None:
         w('X = tl.where(IN_BOUNDS, X * scale, -float("inf"))', **names)
     query = "query" if p.number("queries") != "1" else "0"
     terms = _mask_terms(w, query) if has_mask else []
-    used = " ".join(terms) + query * p.causal
+    used = " ".join(terms).replace("mask_query", "stride") + query * p.causal  # a stride is no use of the query
     if "row_number" in used or "query" in used:
         row = area.across(f"tl.arange(0, {p.rows})") if p.rows > 1 else "0"
         w("row_number = tl.cast(block * inner + row, tl.int32) + ROW", ROW=row)
