@@ -59,7 +59,7 @@ def modified_scores(draw: st.DrawFn) -> tuple[torch.Tensor, dict[str, Any]]:
     return x, arguments
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=modified_scores(), data=st.data())
 def test_random_modifications_equal_torch(
     backend: Backend, case: tuple[torch.Tensor, dict[str, Any]], data: st.DataObject
