@@ -1,4 +1,4 @@
-"""Streams, graphs, threads and offsets beyond 32 bits of all ops on an accelerator. Skipped without one."""
+"""Streams, graphs and offsets beyond 32 bits of all ops on an accelerator. Skipped without one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch.nn import functional
 
 import tridal
-from feature_axes import in_threads
 from op_samples import EACH_OP, Sample, gradients
 
 SHAPES = [(64, 1000), (600, 781), (40, 70_001)]
@@ -65,33 +64,6 @@ def test_captured_graph_equals_eager(module: Any, device: torch.device, sample: 
     module.synchronize()
     compare_with_torch(results, sample, tensors)
     assert all(map(torch.equal, results.values(), gradients(sample.function, tensors).values()))
-
-
-@EACH_OP
-def test_calls_from_several_threads(module: Any, device: torch.device, sample: Sample) -> None:
-    cases = [sample.leaves(*shape, dtype=torch.float32, device=device) for shape in SHAPES]
-
-    def compute() -> torch.Tensor:
-        for tensors in cases * 2:
-            found = gradients(sample.function, tensors)
-            compare_with_torch(found, sample, tensors)
-        return found["input"]
-
-    in_threads(6)(compute, device)
-
-
-@EACH_OP
-def test_tensors_on_the_last_device_while_the_first_is_current(
-    module: Any, device: torch.device, sample: Sample
-) -> None:
-    if module.device_count() < 2:
-        pytest.skip("needs two devices")
-    last = torch.device(device.type, module.device_count() - 1)
-    tensors = sample.leaves(*SHAPES[1], dtype=torch.float32, device=last)
-    found = gradients(sample.function, tensors)
-    assert {gradient.device for gradient in found.values()} == {last}
-    assert module.current_device() == 0
-    compare_with_torch(found, sample, tensors)
 
 
 @pytest.fixture

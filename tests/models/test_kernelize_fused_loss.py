@@ -17,7 +17,7 @@ from torch_versions import compiles_transformers
 
 loss_utils: Any = importlib.import_module("transformers.loss.loss_utils")
 LLAMA = transformers.LlamaForCausalLM
-OURS = LLAMA.forward, torch.nn.Linear.forward, loss_utils.fixed_cross_entropy
+OURS = LLAMA.forward, torch.nn.Linear.forward
 
 
 def seven(*_: Any, **__: Any) -> torch.Tensor:
@@ -36,7 +36,6 @@ def double(function: Any) -> Callable[..., Any]:
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
     "LOSS_MAPPING": lambda patch, _: patch.setitem(loss_utils.LOSS_MAPPING, "ForCausalLM", seven),
     "loss_function": lambda patch, model: setattr(model, "loss_function", seven),
-    "fixed_cross_entropy": lambda patch, _: patch.setattr(loss_utils, "fixed_cross_entropy", double(OURS[2])),
     "the forward of the class": lambda patch, _: patch.setattr(LLAMA, "forward", own_forward),
     "the forward of the model": lambda patch, model: setattr(model, "forward", MethodType(own_forward, model)),
     "the forward of Linear": lambda patch, _: patch.setattr(torch.nn.Linear, "forward", double(OURS[1])),
@@ -53,7 +52,7 @@ def losses_of(model: Any, monkeypatch: pytest.MonkeyPatch, change: Any, call: An
         return [before, float(call(**tokens)["loss"].detach())]
 
 
-@pytest.mark.parametrize(("change", "fused"), [*((name, True) for name in CHANGES), ("fixed_cross_entropy", False)])
+@pytest.mark.parametrize(("change", "fused"), [*((name, True) for name in CHANGES), ("LOSS_MAPPING", False)])
 def test_changes_after_kernelize_are_used(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: str, fused: bool
 ) -> None:
@@ -141,7 +140,7 @@ def test_a_compiled_forward_uses_its_logits(device: torch.device, monkeypatch: p
     found = step(model, compiled)
     assert_same_step(found, step(plain))
     assert found[0].logits is None
-    change = CHANGES["fixed_cross_entropy"]
+    change = CHANGES["loss_function"]
     expected = losses_of(plain, monkeypatch, change)
     assert losses_of(model, monkeypatch, change, compiled) == pytest.approx(expected, rel=1e-5)
 

@@ -14,7 +14,7 @@ from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as softmax_modules
 from tridal.models import activations, glu, loss_comparison, norms, rotary
-from tridal.models.causal_lm import CausalLM, CausalLMForm, LossFunction
+from tridal.models.causal_lm import CausalLM, CausalLMForm
 from tridal.models.losses import Head
 from tridal.models.reads import names_in, own_forward
 from tridal.models.replacements import Layer, Replacement, class_name, origin
@@ -106,7 +106,7 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
         return []
     if (reason := _why_not_loss(model)) is not None:
         return [(model, Decision(reason=f"loss: {reason}"))]
-    loss, by = LossFunction.of(model.loss_function), "tridal.cross_entropy for the loss"
+    loss, by = model.loss_function, "tridal.cross_entropy for the loss"
     if not fused:
         return [(model, Decision(CausalLM, CausalLMForm(loss), by, COMPILED))]
     changed = None if head is None else _why_not(head)
@@ -126,7 +126,7 @@ def _why_not_loss(model: Any) -> str | None:
         return "it computes its loss in its own forward, not with transformers' loss_function"
     if (name := getattr(model.loss_function, "__name__", "a function without a name")) != LOSS:
         return f"its loss_function is {name}, and tridal computes {LOSS}"
-    return _why_not(model) or loss_comparison.find_difference(LossFunction.of(model.loss_function))
+    return _why_not(model) or loss_comparison.find_difference(model.loss_function)
 
 
 def _has_loss(model: Any) -> bool:

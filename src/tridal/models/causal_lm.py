@@ -8,7 +8,6 @@ them. Other uses of the head, such as those of hooks and other threads, give log
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -26,31 +25,11 @@ _LINEAR = torch.nn.Linear.forward
 
 
 @dataclass(frozen=True)
-class LossFunction:
-    """A loss function that computes the same as tridal's, and the functions that it calls."""
-
-    function: Callable[..., Tensor]
-    calls: tuple[tuple[str, Callable[..., Any]], ...]
-
-    @classmethod
-    def of(cls, function: Any) -> LossFunction:
-        """Returns the record of a function of Python."""
-        code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-        called = [name for name in code.co_names if isinstance(names.get(name), types.FunctionType)] if code else []
-        return cls(function, tuple((name, names[name]) for name in called))
-
-    def is_(self, function: Any) -> bool:
-        """Returns whether a function is this one, and calls the same functions."""
-        if function is not self.function:
-            return False
-        return all(function.__globals__[name] is called for name, called in self.calls)
-
-
-@dataclass(frozen=True)
 class CausalLMForm:
     """A causal language model. `head` is the name of the head whose loss is fused, or None."""
 
-    loss: LossFunction
+    loss: Callable[..., Tensor]
+    """The loss function of transformers, which computes the same as tridal's."""
     head: str | None = None
     compiled: bool = True
     """Whether compiled functions fuse the loss, too. torch.compile cannot trace `super()` in a `FusedCall`."""
@@ -144,7 +123,7 @@ class CausalLM(Replacement):
     def loss_function(self: Any) -> Any:
         """The function that the model's forward calls with logits and labels."""
         theirs, form = self._tridal_theirs(), self._tridal_form
-        if form is None or torch.compiler.is_dynamo_compiling() or not form.loss.is_(theirs):
+        if form is None or torch.compiler.is_dynamo_compiling() or form.loss is not theirs:
             return theirs  # a compiler fuses it, and gets the graphs of the class
         return functools.partial(causal_lm_loss, theirs)
 
@@ -200,7 +179,7 @@ def _why_not_fused(model: Any, form: CausalLMForm, head: Any) -> str | None:
         return f"hooks run in calls of {form.head}, and may read logits. Without them, the loss is fused"
     elif torch.nn.Linear.forward is not _LINEAR or _has_other_forward(head):
         changed = f"the forward of {form.head}"
-    elif not form.loss.is_(model._tridal_theirs()):
+    elif form.loss is not model._tridal_theirs():
         changed = "its loss function"
     elif model._tridal_base.forward is not model._tridal_forward:
         changed = "the forward of its class"

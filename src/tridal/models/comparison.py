@@ -119,8 +119,7 @@ def with_gradients(
 ) -> list[Any]:
     """Returns outputs and the gradients of the inputs, for random gradients of the outputs.
 
-    Raises:
-        TypeError: the outputs have not the shapes and dtypes of `like`.
+    The outputs must have the shapes and dtypes of `like`.
     """
     outputs = [outputs] if isinstance(outputs, Tensor) else [*outputs]
     for y, expected in zip(outputs, like, strict=False):
@@ -133,11 +132,7 @@ def with_gradients(
 
 
 def in_both_modes(recorder: Recorder, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    """Returns what `compute` returns for the last copies of a recorder.
-
-    Raises:
-        Different: they compute something else in training than in evaluation.
-    """
+    """Returns what `compute` returns for the last copies of a recorder, or raises Different if the modes differ."""
     results = []
     for training in (True, False):
         recorder.set_mode(training)
@@ -192,11 +187,7 @@ def rounding(found: Tensor, expected: Tensor) -> str | None:
 
 
 def nearest(what: str, errors: Mapping[Form, Sequence[float]], tolerance: float = TOLERANCE, unit: str = "") -> Form:
-    """Returns the form whose first error, that of the result, is the smallest.
-
-    Raises:
-        Different: one of its errors is larger than the tolerance.
-    """
+    """Returns the form with the smallest error of the result, or raises Different if its errors are too large."""
     form = min(errors, key=lambda form: errors[form][0])
     largest = max(errors[form])
     if not largest <= tolerance:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from tridal.models.causal_lm import CausalLM, CausalLMForm, LossFunction
+from tridal.models.causal_lm import CausalLM, CausalLMForm
 from tridal.models.comparison import difference, plain_mode, with_gradients
 from tridal.models.losses import Head, causal_lm_loss
 from tridal.models.replacements import FORM, replaced_class
@@ -19,13 +19,12 @@ HIDDEN = 8
 """The size of the input of the head in the comparison."""
 
 
-@functools.cache
-def find_difference(loss: LossFunction) -> str | None:
+def find_difference(loss: Callable[..., Tensor]) -> str | None:
     """Returns how a loss function differs from tridal's, or None if it computes the same."""
     logits = torch.randn(2, 5, 11, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     labels = torch.tensor([[1, 2, -100, 4, 10], [0, -100, 3, 3, 7]], device="cpu")
     five = torch.tensor(5, device="cpu")
-    functions = loss.function, functools.partial(causal_lm_loss, loss.function)
+    functions = loss, functools.partial(causal_lm_loss, loss)
     with plain_mode("cpu"):
         for dtype, number in ((torch.float32, None), (torch.float32, five), (torch.bfloat16, None)):
             results = []
@@ -117,7 +116,7 @@ def _results(model: Any, name: str, hidden: Tensor, head: Any, softcaps: Any = N
     small: Any = torch.nn.Linear(HIDDEN, head.out_features, device="meta")
     small.weight, small.bias, copy.training, copy._modules[name] = head.weight, head.bias, True, small
     if softcaps is not None:
-        copy.__dict__[FORM] = CausalLMForm(LossFunction.of(model.loss_function), name)
+        copy.__dict__[FORM] = CausalLMForm(model.loss_function, name)
         small.__class__, small.softcaps = replaced_class(_Recorder, torch.nn.Linear), softcaps
     labels = torch.tensor([[1, 2, -100, 0, 3]])
     takes = inspect.signature(base.forward).parameters

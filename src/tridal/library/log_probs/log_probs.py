@@ -59,11 +59,7 @@ BACKWARD = replace(
 def row_results(
     call: Steps, logits: Tensor, target: Tensor, numbers: Numbers, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Returns the `row_writes` of the kernel for each row, if they are wanted. The first one always is.
-
-    Raises:
-        NoKernel: no kernel computes the tensors.
-    """
+    """Returns the `row_writes` of the kernel for each row, if they are wanted. The first one always is."""
     temperature, softcap, ignore_index = numbers
     if call.interpreted:
         call.run(check_range, call.op.name, target, logits.shape[-1], ignore_index)
@@ -81,11 +77,7 @@ def logits_gradient(
     call: Steps, logits: Tensor, target: Tensor, rows: Sequence[Tensor | None], numbers: Numbers,
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Returns the gradient of the logits. `rows` are the `row_reads` of the kernel; the last two may be None.
-
-    Raises:
-        NoKernel: no kernel computes the tensors.
-    """
+    """Returns the gradient of the logits. `rows` are the `row_reads` of the kernel; the last two may be None."""
     temperature, softcap, ignore_index = numbers
     found = launch(
         call, BACKWARD, (logits, *rows, target), ignore_index, softcap, dtypes=(logits.dtype,), out=out,

@@ -54,10 +54,8 @@ def check_target(
 ) -> None:
     """Checks the target for logits of this shape, whose dim `dim` holds the classes.
 
-    Raises:
-        DTypeError: the loss is not defined for the dtype.
-        ShapeError: the target has another shape. It is a RuntimeError and a ValueError, as torch raises both.
-        RuntimeError: ignore_index is given for probabilities.
+    ShapeError is a RuntimeError and a ValueError, because torch raises both. ignore_index for probabilities is a
+    RuntimeError.
     """
     shape, rows = tuple(shape), (*shape[:dim], *shape[dim + 1 :])
     if target.shape == shape:
@@ -90,11 +88,7 @@ def check_layer(
     op: str, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, chunk_size: Any, accum_dtype: Any,
     autocast: bool,
 ) -> tuple[tuple[int, ...], tuple[torch.dtype, torch.dtype, int]]:  # fmt: skip
-    """Returns the shape of a linear layer's logits, and the values of `CHUNK_NUMBERS`.
-
-    Raises:
-        TypeError, ValueError, DTypeError, ShapeError: an argument is wrong.
-    """
+    """Returns the shape of a linear layer's logits, and the values of `CHUNK_NUMBERS`, if no argument is wrong."""
     check_numbers(op, chunk_size=chunk_size)
     check_dtype(op, "accum_dtype", accum_dtype)
     check_floating(op, "input", input)

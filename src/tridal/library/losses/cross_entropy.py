@@ -84,11 +84,7 @@ def launch(
     call: Steps, kernel: RowKernel, inputs: Sequence[Tensor | None], ignore_index: int | None, softcap: float | None,
     **options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Launches a kernel of logits. The options are those of `Steps.kernel`.
-
-    Raises:
-        NoKernel: no kernel computes the tensors.
-    """
+    """Launches a kernel of logits, or raises NoKernel. The options are those of `Steps.kernel`."""
     if ignore_index is not None and not -(2**31) < ignore_index < 2**31:  # wider target indices are alike to kernels
         raise NoKernel("kernels compare 32 bits of ignore_index")
     if softcap is not None:  # capped logits beyond the end of a row are not -inf
@@ -119,8 +115,7 @@ def _new_gradient(named: Named) -> Tensor:
 class Logits:
     """Logits with indices of targets. Kernels read views of at least two dims, with the classes along `dim`.
 
-    Raises:
-        NoKernel: no kernel computes the tensors. All methods raise it, too.
+    The constructor and all methods raise NoKernel if no kernel computes the tensors.
     """
 
     def __init__(self, call: Steps, input: Tensor, target: Tensor, weight: Tensor | None, options: Options) -> None:

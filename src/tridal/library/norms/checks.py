@@ -17,13 +17,7 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def check_sizes(op: str, input: Any, normalized_shape: Sequence[int]) -> None:
-    """Checks the input and its shape.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ShapeError: normalized_shape is not the end of the input's shape.
-        LayoutError: the input is not dense.
-    """
+    """Raises ShapeError if normalized_shape is not the end of the input's shape, and LayoutError if it is not dense."""
     check_tensor(op, "input", input)
     if not isinstance(normalized_shape, (tuple, list)):
         hint = f"pass ({normalized_shape},)" if isinstance(normalized_shape, int) else ""
@@ -44,11 +38,7 @@ def traced_sizes(normalized_shape: Any) -> Any:
 
 
 def check_scaling(op: str, weight_offset: Any, casting: Any) -> None:
-    """Checks the arguments that only rms_norm has.
-
-    Raises:
-        TypeError, ValueError: the argument of that name is wrong.
-    """
+    """Raises TypeError or ValueError if an argument that only rms_norm has is wrong."""
     check_number(op, "weight_offset", weight_offset)
     check_choice(op, "casting", casting, CASTINGS)
 
@@ -56,8 +46,7 @@ def check_scaling(op: str, weight_offset: Any, casting: Any) -> None:
 def has_mixed_dtypes(op: str, dtype: torch.dtype, parameters: Mapping[str, torch.Tensor | None]) -> bool:
     """Whether layer_norm's parameters have another dtype than the input (plus residual), whose dtype is given.
 
-    Raises:
-        DTypeError: a parameter has neither the input's dtype, nor do all have float32 with a 16-bit input.
+    Raises DTypeError unless all parameters have the dtype of the input, or float32 with a 16-bit input.
     """
     found = {name: parameter.dtype for name, parameter in parameters.items() if parameter is not None}
     mixed = any(other is not dtype for other in found.values())

@@ -154,11 +154,7 @@ def _torch_only(*tensors: Any) -> bool:
 
 
 def _by_torch(op: str, of_torch: Any, normalized_shape: Sequence[int], eps: float | None, **tensors: Any) -> Any:
-    """Computes a call with torch's function, which may be None.
-
-    Raises:
-        DTypeError, LayoutError: torch's function does not define the call either.
-    """
+    """Computes a call with torch's function. Raises DTypeError or LayoutError if it does not define the call either."""
     input, cause = tensors["input"], None
     try:
         if of_torch is not None:
