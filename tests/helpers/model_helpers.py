@@ -62,7 +62,6 @@ MODELS: dict[str, Callable[..., Any]] = {
     "Qwen3": _causal_lm("Qwen3", **HEADS),
     "Gemma": _causal_lm("Gemma", **HEADS),
     "Gemma2": _causal_lm("Gemma2", **HEADS),
-    "Mistral": _causal_lm("Mistral", num_key_value_heads=2),
     "Phi3": _causal_lm("Phi3", num_key_value_heads=2),
     "GPT2": _gpt2,
     "Bert": _bert,

@@ -92,15 +92,6 @@ def test_compiled_model_is_one_graph_with_the_same_gradients(device: torch.devic
     assert check_step(model, expected, NORMS | FUSED_OPS - EAGER, call=compiled).logits is None
 
 
-def test_generation_with_a_cache_gives_the_same_tokens(device: torch.device) -> None:
-    model = build("Llama").to(device).eval()
-    tokens = batch(device)["input_ids"]
-    options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 3, "do_sample": False}
-    expected = model.generate(tokens, **options)
-    with tridal.kernelize(model, fused_loss=True):
-        assert torch.equal(model.generate(tokens, **options), expected)
-
-
 def test_adapters_of_peft_are_trained(device: torch.device) -> None:
     """They may be added before or after kernelize. A head with an adapter is not fused."""
     peft = pytest.importorskip("peft")

@@ -104,7 +104,7 @@ def test_dtypes_with_another_order_of_rounding_are_left_to_the_class(device: tor
     assert "it computes these itself: bfloat16 inputs (the order of rounding differs: " in str(report.entries[0].reason)
 
 
-def test_modules_with_other_settings_are_compared_again(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_with_other_settings_are_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def scaled(m: Any, x: Tensor) -> Tensor:
         return normalized(x) * (m.weight + m._offset) * m.factor
 
@@ -113,18 +113,10 @@ def test_modules_with_other_settings_are_compared_again(device: torch.device, mo
         module._offset, module.factor = offset, factor
         return decision_of(module)
 
-    names = ["tridal.rms_norm", "tridal.rms_norm, weight_offset=1"]
-    assert [find(*numbers)[0] for numbers in ((0.0, 1.0), (1.0, 1.0))] == names
-    assert find(0.0, 3.0)[0] is None
+    found = [find(*numbers)[0] for numbers in ((0.0, 1.0), (1.0, 1.0), (0.0, 3.0))]
+    assert found == ["tridal.rms_norm", "tridal.rms_norm, weight_offset=1", None]
     monkeypatch.setattr(OwnRMSNorm, "forward", lambda self, x: 2 * scaled(self, x))
     assert find(0.0, 1.0)[0] is None
-    x = torch.randn(3, 8, device=device) / 100
-    for eps in (1e-3, 1e-5):
-        norm = torch.nn.RMSNorm(8, eps=eps, device=device)
-        expected = norm(x)
-        with tridal.kernelize(norm), tridal.record_calls() as calls:
-            assert_close(norm(x), expected)
-        assert len(calls) == 1
 
 
 def test_a_parameter_that_became_an_attribute_is_used(device: torch.device) -> None:
