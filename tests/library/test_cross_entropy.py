@@ -1,4 +1,4 @@
-"""tridal.cross_entropy: its definition, and torch's behavior at the edges. The suite compares kernels and dtypes."""
+"""The losses: their definition, and torch's behavior at the edges. The suite compares kernels and dtypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pairwise import covering_rows
 from torch_versions import target_of_one_row
 
 AXES: dict[str, list[Any]] = {
-    "shape": [(5, 7), (2, 5, 4), (2, 3, 2, 5), (6,)],
+    "shape": [(6, 7), (2, 5, 4), (2, 3, 2, 5), (6,)],
     "probabilities": [False, True],
     "weight": [False, True],
     "label_smoothing": [0.0, 0.2, 1.0],
@@ -22,8 +22,11 @@ AXES: dict[str, list[Any]] = {
     "softcap": [None, 3.0],
     "reduction": ["none", "mean", "sum"],
     "served": [True, False],
+    "layer": ["none", "weight", "weight and bias", "weight of batches"],
+    "chunk_size": [None, 1, 2, 100],
 }
-CASES: Any = covering_rows(AXES, lambda row: True)
+MATRIX = ("layer", "weight of batches"), ("shape", (6, 7))
+CASES: Any = covering_rows(AXES, lambda row: MATRIX[0] not in row.items() or row.get("shape", (6, 7)) == (6, 7))  # type: ignore[comparison-overlap]
 
 
 def defined(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, case: dict[str, Any]) -> Any:
@@ -39,23 +42,48 @@ def defined(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, 
     return {"none": rows, "sum": rows.sum(), "mean": rows.sum() / counts.sum()}[case["reduction"]], lse
 
 
+def inputs_of(case: dict[str, Any], device: torch.device) -> Any:
+    """Returns logits, targets, the weight of classes, and the numbers of a case."""
+    shape, dim, options = case["shape"], min(1, len(case["shape"]) - 1), {"dtype": torch.float64, "device": device}
+    weight = torch.rand(shape[dim], **options) if case["weight"] else None
+    target = torch.randint(shape[dim], (*shape[:dim], *shape[dim + 1 :]), device=device)
+    target.view(-1)[1:2] = -100
+    target = torch.rand(shape, **options) if case["probabilities"] else target
+    numbers = {name: case[name] for name in ("label_smoothing", "z_loss", "softcap", "reduction")}
+    return torch.randn(shape, **options).mul(2), target, weight, numbers
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_loss_and_gradients_equal_their_definition(device: torch.device, case: dict[str, Any]) -> None:
-    shape, dim, options = case["shape"], min(1, len(case["shape"]) - 1), {"dtype": torch.float64, "device": device}
-    x = torch.randn(shape, **options).mul(2).requires_grad_()
-    weight = torch.rand(shape[dim], **options) if case["weight"] else None
-    tensors, target = [x], torch.randint(shape[dim], (*shape[:dim], *shape[dim + 1 :]), device=device)
-    target.view(-1)[1:2] = -100
-    if case["probabilities"]:
-        tensors.append(target := torch.rand(shape, **options).requires_grad_())
-        tensors += [] if weight is None else [weight.requires_grad_()]
-    numbers = {name: case[name] for name in ("label_smoothing", "z_loss", "softcap", "reduction")}
+    x, target, weight, numbers = inputs_of(case, device)
+    tensors = [t.requires_grad_() for t in (x, *(target, weight) * case["probabilities"]) if t is not None]
     with tridal.use(device=None if case["served"] else "auto"):
         found = tridal.cross_entropy(x, target, weight, return_lse=True, **numbers)
         expected = defined(x, target, weight, case)
         assert_close(found, expected)
         grads = [torch.randn_like(result) for result in expected]
         assert_close(torch.autograd.grad(found, tensors, grads), torch.autograd.grad(expected, tensors, grads))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case["layer"] != "none"], ids=str)
+def test_the_loss_of_a_layer_equals_its_definition(device: torch.device, case: dict[str, Any]) -> None:
+    x, target, weight, numbers = inputs_of(case, device)
+    shape, dim = x.shape, min(1, x.dim() - 1)
+    shapes = [(*shape[:dim], 6), (*shape[dim:], 6), *[shape[dim:]] * (case["layer"] == "weight and bias")]
+    leaves = [torch.randn(size, dtype=x.dtype, device=device, requires_grad=True) for size in shapes]
+    logits = functional.linear(leaves[0], leaves[1].flatten(0, -2), *(bias.flatten() for bias in leaves[2:]))
+    expected, _ = defined(logits.view(shape), target, weight, case)
+    input, bias = leaves[0], (*leaves, None)[2]
+    if case["layer"] == "weight of batches":
+        input, target = input.view(2, 3, 6), target.view(2, 3, *target.shape[1:])
+    with tridal.use(device=None if case["served"] else "auto"):
+        loss = tridal.linear_cross_entropy(
+            input, leaves[1], target, linear_bias=bias, weight=weight, chunk_size=case["chunk_size"], **numbers
+        )
+        grad = torch.randn_like(expected)
+        gradients = torch.autograd.grad(loss, leaves, grad.view(loss.shape))
+    assert_close(loss.view(expected.shape), expected)
+    assert_close(gradients, torch.autograd.grad(expected, leaves, grad))
 
 
 EDGES: list[tuple[tuple[int, ...], torch.Tensor]] = [
