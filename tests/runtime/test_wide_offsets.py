@@ -38,7 +38,8 @@ def make() -> Iterator[Make]:
 @pytest.mark.parametrize(
     ("shape", "strides"),
     [
-        ((4, 8), (WIDE, 1)), ((8, 4), (2, WIDE)), ((4, 3, 8), (WIDE, 16, 1)), ((3, 4, 8), (16, WIDE, 1)), ((3, 8, 4), (16, 1, WIDE)), ((4, 8, 3), (WIDE, 1, 16)),
+        ((4, 8), (WIDE, 1)), ((8, 4), (2, WIDE)), ((4, 3, 8), (WIDE, 16, 1)), ((3, 4, 8), (16, WIDE, 1)),
+        ((3, 8, 4), (16, 1, WIDE)), ((4, 8, 3), (WIDE, 1, 16)),
     ],
 )  # fmt: skip
 def test_input_of_a_softmax(make: Make, shape: Sequence[int], strides: Sequence[int]) -> None:
