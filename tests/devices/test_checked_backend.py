@@ -11,7 +11,7 @@ import pytest
 from backend_helpers import FakeBackend
 from tridal.devices import registry
 from tridal.devices.checked_backend import CheckedBackend, forget_answers
-from tridal.devices.plugin_data import Rule, or_none, wrong_fields
+from tridal.devices.plugin_data import wrong_fields
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Problem, Resources
 from tridal.errors import DeviceUnavailableError, PluginError
 
@@ -165,10 +165,3 @@ def _nothing_cached() -> Iterator[None]:
     forget_answers()
     yield
     forget_answers()
-
-
-def test_rule_that_accepts_none_says_so() -> None:
-    rule = Rule("a text", lambda value: type(value) is str)
-    assert or_none(rule).expected == "a text or None"
-    assert or_none(rule, "a name").expected == "a name"
-    assert [or_none(rule).accepts(value) for value in ("a", None, 1)] == [True, True, False]

@@ -11,7 +11,6 @@ import torch
 import tridal
 from backend_helpers import assert_others_work, faulty, toy_source
 from tridal.devices import registry
-from tridal.devices.architectures import find_architectures
 from tridal.errors import DeviceUnavailableError, PlanError, PluginError, TridalError
 from tridal.ops import planning
 
@@ -146,7 +145,7 @@ def test_fault_in_architectures_is_logged_once_and_others_can_be_planned(
             planning.plan(1823, 781, arch="toy1")
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(f"backend 'bad' (badly 1.0): {expected}")
-    assert find_architectures()[1] == [message]
+    assert registry.find_architectures()[1] == [message]
     assert_others_work()
 
 

@@ -151,7 +151,7 @@ WRONG: list[tuple[Any, str]] = [
     *(([entry(ROWS, cols)], "[0]: cols: expected a positive integer or [first, last], found ")
       for cols in (0, "8", [8], [9, 8], [1, 2, 3], True, {})),
     ([entry({"rows": 1, "cols": 8})], "[0]: config: schedule: missing"),
-    ([{**entry(ROWS), "config": 5}], "[0]: config: expected a mapping, found 5"),
+    ([{**entry(ROWS), "config": 5}], "[0]: config: expected a mapping with the keys schedule, rows, cols, found 5"),
     ([entry({**ROWS, "warps": 4})], "[0]: config: no key is called 'warps'; did you mean 'num_warps'? (known: "),
     ([entry({**ROWS, "schedule": "loop"})], "[0]: config: no schedule is called 'loop'"),
     ([entry({**ROWS, "num_warps": 3})], "[0]: config: num_warps: expected a power of two, found 3"),

@@ -80,30 +80,25 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_keyboard_interrupt_while_loading_is_raised_and_loading_is_tried_again(install_plugin, monkeypatch, caplog):
+def test_keyboard_interrupt_while_loading_is_raised_and_loading_is_tried_again(install_plugin, monkeypatch):
     """Ctrl-C while a plugin is imported ends the lookup. The next lookup imports the plugin again."""
     interrupting = "import signal\nif not once:\n    once.append(1)\n    signal.raise_signal(signal.SIGINT)"
     monkeypatch.setattr("builtins.once", [], raising=False)
     install_plugin("slow", {"slow": "slow:backend"}, toy_source("slow", interrupting))
     with pytest.raises(KeyboardInterrupt):
         registry.registered()
-    assert [record.getMessage() for record in caplog.records] == [
-        "loading 'slow', an entry point of the group tridal.backends, was interrupted"
-    ]
     assert registry.get("slow").unavailable() is None
     assert_others_work()
 
 
-def test_distribution_with_unreadable_metadata_is_ignored_and_logged(install_plugin, tmp_path, caplog):
+def test_distribution_with_unreadable_metadata_is_reported_and_ignored(install_plugin, tmp_path):
     install_plugin("fine", {"fine": "fine:backend"}, toy_source("fine"))
     install_plugin("nonsense", {})
     (tmp_path / "nonsense-1.0.dist-info/entry_points.txt").write_text("[tridal.backends]\nno equals sign\n")
     install_plugin("nameless", {"nameless": "fine:backend"})
     (tmp_path / "nameless-1.0.dist-info/METADATA").unlink()
-    with caplog.at_level("DEBUG"):
-        names = {entry.name for entry in registry.registered()}
-    assert names >= BUNDLED | {"fine"}
-    assert caplog.text.count("the entry points of a distribution cannot be read: ") == 2
+    assert {entry.name for entry in registry.registered()} >= BUNDLED | {"fine"}
+    assert len([*entry_points.unreadable()]) == 2
 
 
 @pytest.mark.parametrize("value", ["", "::", "a b:c"])

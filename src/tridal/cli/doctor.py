@@ -15,7 +15,6 @@ from tridal.cli import broken, tested_versions
 from tridal.cli.config import effective, settings_table
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
 from tridal.devices import registry, setting_table, settings, settings_file
-from tridal.devices.architectures import find_architectures
 from tridal.devices.entry_points import describe_error, unreadable
 from tridal.devices.types import ITEMSIZE
 from tridal.errors import SettingsError, TridalError
@@ -49,7 +48,7 @@ def examine() -> dict[str, Any]:
             "Uninstall all of them, then install the one for your device"
         )
     effective_settings = _settings(problems)
-    problems += [*unreadable(), *find_architectures()[1]]
+    problems += [*unreadable(), *registry.find_architectures()[1]]
     chosen_device = _chosen_device()  # before the backends, so that the times of all their members are known
     devices = [device for entry in registry.registered() for device in _devices(entry, problems)]
     versions = {

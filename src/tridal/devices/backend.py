@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from tridal.devices.kernel_config import KernelConfig
-from tridal.devices.plans import LaunchPlan, Resources
+from tridal.devices.plans import KernelConfig, LaunchPlan, Resources
 from tridal.devices.problem import DeviceProperties, Problem
 
 PROTOCOLS = (2, 2)

@@ -95,7 +95,7 @@ class CheckedBackend(BackendBase):
 
     def device_count(self) -> int:
         """Returns the number of devices that are present."""
-        return _answer(self, "device_count")  # type: ignore[no-any-return]
+        return int(_answer(self, "device_count"))
 
     def properties(self, index: int) -> DeviceProperties:
         """Returns the properties of a device that is present."""
@@ -114,10 +114,10 @@ class CheckedBackend(BackendBase):
         compiling: list[float] = []
 
         def recorded(config: KernelConfig) -> Resources:
-            config = rebuilt(config)
-            self._check("plan() called probe(config)", config, _CONFIG)
             start = time.perf_counter()
             try:
+                config = rebuilt(config)
+                self._check("plan() called probe(config)", config, _CONFIG)
                 return probe(config)
             except BaseException as error:
                 failed.append(error)
@@ -145,10 +145,9 @@ class CheckedBackend(BackendBase):
     @contextmanager
     def entered(self, index: int) -> Iterator[None]:
         """Enters the plugin's guard of a device. A guard that cannot be entered is a PluginError."""
-        guard = self._call("guard", index)
         with ExitStack() as stack:
             try:
-                stack.enter_context(guard)
+                stack.enter_context(self.guard(index))
             except Exception as error:
                 raise PluginError(f"{self.label}: entering guard({index}) raised {describe_error(error)}") from error
             yield
@@ -167,8 +166,7 @@ class CheckedBackend(BackendBase):
         try:
             found = rebuilt(getattr(self.plugin, member)(*arguments))
         except BaseException as error:  # includes SystemExit
-            own = isinstance(error, PluginError) and self.label in str(error)
-            if own or isinstance(error, KeyboardInterrupt) or any(error is other for other in unchanged):
+            if isinstance(error, KeyboardInterrupt) or any(error is other for other in unchanged):
                 raise
             if isinstance(error, PlanError):
                 raise PlanError(f"{self.label}: {what}: {error}") from error

@@ -51,12 +51,8 @@ def parse(entries: Sequence[object] | None, location: str) -> tuple[ConfigOverri
     return tuple(_override(entry, f"{location}[{index}]") for index, entry in enumerate(entries))
 
 
-def _override(entry: object, location: str) -> ConfigOverride:
-    if isinstance(entry, ConfigOverride):
-        return entry
-    if not isinstance(entry, Mapping):
-        raise SettingsError(f"{location}: expected a mapping with the keys {', '.join(_KEYS)}, found {entry!r}")
-    _check_names(entry, _KEYS, _KEYS, location)
+def _override(entry: Any, location: str) -> ConfigOverride:
+    _check_keys(entry, _KEYS, _KEYS, location)
     kernel, dtype, cols, config = (entry[key] for key in _KEYS)
     dtype = DTYPE_ALIASES.get(str(dtype), str(dtype))
     if dtype not in ITEMSIZE:
@@ -64,19 +60,20 @@ def _override(entry: object, location: str) -> ConfigOverride:
     ends = (cols, cols) if type(cols) is int else tuple(cols) if isinstance(cols, (list, tuple)) else ()
     if [type(end) for end in ends] != [int, int] or not 1 <= ends[0] <= ends[1]:
         raise SettingsError(f"{location}: cols: expected a positive integer or [first, last], found {cols!r}")
-    if not isinstance(config, Mapping):
-        raise SettingsError(f"{location}: config: expected a mapping, found {config!r}")
-    _check_names(config, _FIELDS, _REQUIRED, f"{location}: config")
+    location_of_config = f"{location}: config"
+    _check_keys(config, _FIELDS, _REQUIRED, location_of_config)
     if config["schedule"] not in SCHEDULES:
         known = f"{nearest(str(config['schedule']), SCHEDULES)} (known: {', '.join(SCHEDULES)})"
-        raise SettingsError(f"{location}: config: no schedule is called {config['schedule']!r}{known}")
+        raise SettingsError(f"{location_of_config}: no schedule is called {config['schedule']!r}{known}")
     for name, found, expected in wrong_fields(KernelConfig(**config)):
-        raise SettingsError(f"{location}: config: {name}: expected {expected}, found {found!r}")
+        raise SettingsError(f"{location_of_config}: {name}: expected {expected}, found {found!r}")
     return ConfigOverride(location, str(kernel), dtype, ends, tuple(config.items()))
 
 
-def _check_names(found: Mapping[Any, Any], known: Sequence[str], required: Sequence[str], location: str) -> None:
-    """Raises SettingsError for a key that is unknown or missing."""
+def _check_keys(found: Any, known: Sequence[str], required: Sequence[str], location: str) -> None:
+    """Raises SettingsError for a value that is no mapping, and for a key that is unknown or missing."""
+    if not isinstance(found, Mapping):
+        raise SettingsError(f"{location}: expected a mapping with the keys {', '.join(required)}, found {found!r}")
     for name in found:
         if name not in known:
             near = f"{nearest(str(name), known)} (known: {', '.join(known)})"

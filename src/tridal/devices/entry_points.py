@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import metadata
 from itertools import chain
 from typing import Any
@@ -34,34 +35,26 @@ def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint]]:
     """
     found: dict[str, list[tuple[str, metadata.EntryPoint]]] = {}
     for distribution in metadata.distributions():  # metadata.entry_points() raises at the first unreadable file
-        try:
-            points = distribution.entry_points.select(group=group)
-            if not points:
-                continue
-            name, version = _name_and_version(distribution)
-        except Exception as error:
-            _log.debug("the entry points of a distribution cannot be read: %s", describe_error(error))
-            continue
-        # Python imports a distribution from the first path entry that has it.
-        found.setdefault(name, [(f"{name} {version}", point) for point in points])
+        with suppress(Exception):  # `unreadable` describes it
+            if points := distribution.entry_points.select(group=group):
+                name, version = _name_and_version(distribution)
+                # Python imports a distribution from the first path entry that has it.
+                found.setdefault(name, [(f"{name} {version}", point) for point in points])
     return sorted(chain.from_iterable(found.values()), key=lambda item: order(item[1].name, item[0]))
 
 
 def unreadable() -> Iterator[str]:
     """Yields a line for each distribution that may have backends or ops, but whose metadata cannot be read."""
     for distribution in metadata.distributions():
-        text = f"[{BUNDLED}."
+        group = text = f"[{BUNDLED}."
         try:
             text = distribution.read_text("entry_points.txt") or ""
-            if any(point.group.startswith(f"{BUNDLED}.") for point in distribution.entry_points):
+            if group in text and distribution.entry_points:
                 _name_and_version(distribution)
         except Exception as error:
-            lines = (line.strip() for line in text.splitlines())
-            wrong = next((line for line in lines if line and line[0] not in "[#;" and "=" not in line), None)
-            expected = f"a line of entry_points.txt is {wrong!r}, expected 'name = module:object'"
-            if f"[{BUNDLED}." in text:
+            if group in text:
                 folder = getattr(distribution, "_path", "an unknown folder")
-                yield f"the plugins in {folder} cannot be found: {expected if wrong else describe_error(error)}"
+                yield f"the plugins in {folder} cannot be found: {describe_error(error)}"
 
 
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
@@ -79,7 +72,6 @@ def load(point: metadata.EntryPoint, find_fault: Callable[[Any, str], str | None
         found = point.load()
         fault = find_fault(found, point.name)
     except KeyboardInterrupt:  # the next use loads it again
-        _log.warning("loading %r, an entry point of the group %s, was interrupted", point.name, point.group)
         raise
     except BaseException as error:  # includes SystemExit
         _log.debug("loading entry point %r", point.name, exc_info=True)
@@ -89,10 +81,9 @@ def load(point: metadata.EntryPoint, find_fault: Callable[[Any, str], str | None
 
 def describe_error(error: BaseException) -> str:
     """Returns an exception's type and message in one line, as in "ValueError: bad size". Never raises."""
-    try:
+    message = ""
+    with suppress(Exception):  # the exception of a third party
         message = one_line(str(error))
-    except Exception:  # the exception of a third party
-        message = ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

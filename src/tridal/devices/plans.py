@@ -1,14 +1,53 @@
-"""A launch plan: the kernel configuration, the programs and the resources. Imports the standard library only."""
+"""A kernel configuration, and a launch plan with its programs and resources. Imports the standard library only."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
-from tridal.devices.kernel_config import KernelConfig, Schedule
+Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
 
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+FEATURES = ("peel", "reload", "lanes", "scale_mask")
+"""Optional features of a backend; `Backend.features` describes them."""
 MAX_PROGRAMS = (1 << 31) - 1
 """The limit of the programs of a launch: Triton numbers them with 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """The compile-time part of a plan: the schedule, the tile and the warps. `rows` and `cols` are powers of two."""
+
+    schedule: Schedule
+    """"whole_row": one program computes whole rows. "cooperative": several programs compute one row together and
+    exchange its statistics. "column_loop": one program loops over blocks of columns, for the statistics and then for
+    the results."""
+    rows: int
+    """Rows of a tile, a power of two. A tile has at most 2^20 elements."""
+    cols: int
+    """Columns of a tile, a power of two: at least a row's length for "whole_row", else the columns of a block. With
+    `peel`, the tile need not hold the head and the tail."""
+    num_warps: int = 4
+    """Warps per program, a power of two."""
+    num_stages: int = 1
+    """Tiles in flight in the loop over tiles (or over blocks of columns); above 1, loads are pipelined."""
+    programs_per_row: int = 1
+    """1 unless the schedule is "cooperative", whose programs must all be resident at the same time if they exchange
+    statistics."""
+    max_registers: int | None = None
+    """Limit on the registers of a thread; None leaves it to the compiler."""
+    peel: bool = False
+    """Whether the unaligned head and tail of each row are computed apart from its aligned vectors ("row" layout)."""
+    exp2_bias: float | None = None
+    """Mean relative error of the device's exp2 in float32. Kernels compute exp by exp2 and correct this error.
+    Zero means exp2 without a correction. None means the device's exp, which float64 needs."""
+    persistent: bool = True
+    """Whether a program loops over tiles. If not, it computes one tile, or its part of one, with fewer registers."""
+    reload: bool = False
+    """Whether each pass loads its elements again, from the core's cache, instead of keeping them in registers."""
+    lanes: int = 1
+    """For "column_loop": number of parts of a row with their own statistics, a power of two. They are combined after
+    the loop. With as many lanes as threads, threads exchange nothing in the loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from tridal.devices.plans import MAX_PROGRAMS
-from tridal.devices.target import Architecture
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Resources
+from tridal.devices.problem import Architecture
+from tridal.devices.types import MAX_PROGRAMS, DeviceProperties, KernelConfig, LaunchPlan, Resources
 
 _MAX_STAGES = 32
 """The time of Triton's compiler grows with the number of stages."""
@@ -30,16 +29,16 @@ def instance_of(kind: type, expected: str) -> Rule:
     return Rule(expected, lambda value: type(value) is kind)
 
 
-def integer(first: int, last: int | None = None, expected: str = "") -> Rule:
+def integer(first: int, last: int, expected: str = "") -> Rule:
     """Returns the rule that a value is an integer from `first` to `last`. A bool and a numpy number are no integers."""
-    words = f"an integer of at least {first}" if last is None else f"an integer from {first} to {last}"
-    accepts = lambda value: type(value) is int and first <= value and (last is None or value <= last)  # noqa: E731
-    return Rule(expected or words, accepts)
+    return Rule(
+        expected or f"an integer from {first} to {last}", lambda value: type(value) is int and first <= value <= last
+    )
 
 
-def or_none(rule: Rule, expected: str = "") -> Rule:
+def or_none(rule: Rule) -> Rule:
     """Returns the rule that also accepts None."""
-    return Rule(expected or f"{rule.expected} or None", lambda value: value is None or rule.accepts(value))
+    return Rule(f"{rule.expected} or None", lambda value: value is None or rule.accepts(value))
 
 
 def _is_target(value: Any) -> bool:
@@ -51,12 +50,9 @@ def _is_target(value: Any) -> bool:
     return right and type(warp_size) is int and warp_size >= 0
 
 
-_POSITIVE = integer(1, expected="a positive integer")
+_POSITIVE = Rule("a positive integer", lambda value: type(value) is int and value > 0)
+_NOT_NEGATIVE = Rule("an integer of at least 0", lambda value: type(value) is int and value >= 0)
 _POWER_OF_2 = Rule("a power of two", lambda value: _POSITIVE.accepts(value) and not value & (value - 1))
-_EXP2_BIAS = Rule(
-    f"a float from -{_MAX_EXP2_BIAS} to {_MAX_EXP2_BIAS}",
-    lambda value: type(value) is float and abs(value) <= _MAX_EXP2_BIAS,  # false for NaN
-)
 _BY_TYPE: Mapping[Any, Rule] = {
     "bool": instance_of(bool, "True or False"),
     "int": _POSITIVE,
@@ -64,24 +60,25 @@ _BY_TYPE: Mapping[Any, Rule] = {
     "str": Rule("text", lambda value: type(value) is str and bool(value)),
 }
 """The rules of fields by their annotation."""
-_RULES: Mapping[type, Mapping[str, Rule]] = {
+_BY_NAME: Mapping[type, Mapping[str, Rule]] = {
     KernelConfig: {
         **dict.fromkeys(("rows", "cols", "num_warps", "lanes"), _POWER_OF_2),
         "num_stages": integer(1, _MAX_STAGES),
-        "exp2_bias": or_none(_EXP2_BIAS),
+        "exp2_bias": or_none(
+            Rule(
+                f"a float from -{_MAX_EXP2_BIAS} to {_MAX_EXP2_BIAS}",
+                lambda value: type(value) is float and abs(value) <= _MAX_EXP2_BIAS,  # false for NaN
+            )
+        ),
     },
     LaunchPlan: {
         "config": instance_of(KernelConfig, "a KernelConfig"),
         "programs": or_none(integer(1, MAX_PROGRAMS)),
         "reason": instance_of(str, "text"),
-        "compilations": integer(0),
+        "compilations": _NOT_NEGATIVE,
         "resources": or_none(instance_of(Resources, "Resources")),
     },
-    Resources: {field.name: integer(0) for field in fields(Resources)},
-    Option: {
-        "default": Rule("text, a number, a bool or None", lambda value: isinstance(value, str | int | float | None)),
-        "help": instance_of(str, "text"),
-    },
+    Resources: dict.fromkeys(("registers", "spills", "shared_memory"), _NOT_NEGATIVE),
     DeviceProperties: {
         "target": or_none(Rule("(backend, architecture, warp size)", _is_target)),
         "aliases": Rule(
@@ -90,21 +87,16 @@ _RULES: Mapping[type, Mapping[str, Rule]] = {
     },
 }
 """The rules of fields whose annotation does not say enough."""
-_RULES_BY_KIND: Mapping[type, list[tuple[str, Rule]]] = {
-    kind: [
-        (field.name, rule)
-        for field in fields(kind)
-        if (rule := rules.get(field.name) or _BY_TYPE.get(str(field.type))) is not None
-    ]
-    for kind, rules in _RULES.items()
+_RULES: Mapping[type, Mapping[str, Rule]] = {
+    kind: {field.name: _BY_TYPE[field.type] for field in fields(kind) if field.type in _BY_TYPE} | dict(rules)
+    for kind, rules in _BY_NAME.items()
 }
 
 
 def wrong_fields(data: Any) -> Iterator[tuple[str, Any, str]]:
     """Yields the name, the value, and the accepted values in words, of each wrong field of an object."""
-    for name, rule in _RULES_BY_KIND[type(data)]:
-        value = getattr(data, name)
-        if not rule.accepts(value):
+    for name, rule in _RULES[type(data)].items():
+        if not rule.accepts(value := getattr(data, name)):
             yield name, value, rule.expected
 
 

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_origin
 
 from tridal.devices.backend import UPGRADES
 from tridal.devices.checked_backend import ATTRIBUTES, CheckedBackend
 from tridal.devices.entry_points import describe_error, entry_points, is_bundled, load
-from tridal.devices.plugin_data import Rule, instance_of, rebuilt, wrong_fields
+from tridal.devices.plugin_data import Rule, instance_of
 from tridal.devices.setting_table import checked_value, describe_value
 from tridal.devices.settings import Settings
 from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, SCHEDULES, Backend, Option
@@ -146,27 +147,18 @@ def _faults(plugin: Any, name: str) -> Iterator[str]:
     for member, parameters in _METHODS.items():
         method = getattr(plugin, member)
         yield from _broken(member, method, Rule("a method", callable))
-        try:
+        with suppress(ValueError):  # a function that is written in C has no signature
             signature = inspect.signature(method)
-        except ValueError:  # a function that is written in C
-            continue
-        try:
-            signature.bind(*parameters)
-        except TypeError:
-            yield f"{member}: expected the parameters ({', '.join(parameters)}), found {signature}"
-    yield from _unknown("dtypes", plugin.dtypes, tuple(ITEMSIZE))
-    if misplaced := sorted(plugin.schedules & {*FEATURES}):
-        yield f"schedules: {misplaced[0]!r} is a feature: list it in `features`"
-    yield from _unknown("schedules", plugin.schedules, SCHEDULES)
+            try:
+                signature.bind(*parameters)
+            except TypeError:
+                yield f"{member}: expected the parameters ({', '.join(parameters)}), found {signature}"
+    for member, known in (("dtypes", ITEMSIZE), ("schedules", SCHEDULES), ("features", FEATURES)):
+        for value in sorted(map(str, getattr(plugin, member))):
+            if value not in known:
+                yield f"{member}: unknown {value!r}{nearest(value, known)} (known: {', '.join(known)})"
     if not plugin.schedules:
         yield f"schedules: expected at least one of {', '.join(SCHEDULES)}"
-    yield from _unknown("features", plugin.features, FEATURES)
-    yield from _wrong_names(plugin, name)
-    for key, option in plugin.options.items():
-        yield from _wrong_option(key, option)
-
-
-def _wrong_names(plugin: Any, name: str) -> Iterator[str]:
     if plugin.name != name:
         yield f"its entry point is called {name!r}, but its name is {plugin.name!r}"
     if name in RESERVED:
@@ -176,23 +168,16 @@ def _wrong_names(plugin: Any, name: str) -> Iterator[str]:
     if name != plugin.device_type and _is_torch_type(name):
         owner = f"a backend with device_type {plugin.device_type!r}"
         yield f"name: {name!r} is a device type of torch, so {owner} cannot have it"
-    without_index = _matching(r"[a-z][a-z0-9_]*", "a torch.device.type without an index")
-    yield from _broken("device_type", plugin.device_type, without_index)
-    if plugin.device_type == TORCH_ONLY[1]:
-        yield f"device_type: {TORCH_ONLY[1]} tensors have no elements to compute"
-
-
-def _wrong_option(key: str, option: Any) -> Iterator[str]:
-    yield from _broken(
-        "options", key, _matching(r"[a-z][a-z0-9_]*", "a name of lower-case letters, digits and underscores")
-    )
-    yield from _broken(f"options: {key}", option, Rule("an Option", lambda value: isinstance(value, Option)))
-    for field, value, expected in wrong_fields(rebuilt(option)):
-        yield f"options: {key}.{field}: expected {expected}, found {describe_value(value)}"
-    try:
-        checked_value(option, option.default, f"options: {key}.default")
-    except SettingsError as error:
-        yield str(error)
+    device_type = _matching(r"(?!meta$)[a-z][a-z0-9_]*", "a torch.device.type without an index, other than 'meta'")
+    yield from _broken("device_type", plugin.device_type, device_type)
+    for key, option in plugin.options.items():
+        option_name = _matching(r"[a-z][a-z0-9_]*", "a name of lower-case letters, digits and underscores")
+        yield from _broken("options", key, option_name)
+        yield from _broken(f"options: {key}", option, Rule("an Option", lambda value: isinstance(value, Option)))
+        try:
+            checked_value(option, option.default, f"options: {key}.default")
+        except SettingsError as error:
+            yield str(error)
 
 
 def _broken(what: str, value: object, rule: Rule) -> Iterator[str]:
@@ -202,12 +187,6 @@ def _broken(what: str, value: object, rule: Rule) -> Iterator[str]:
 
 def _matching(pattern: str, expected: str) -> Rule:
     return Rule(expected, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
-
-
-def _unknown(member: str, values: AbstractSet[Any], known: tuple[str, ...]) -> Iterator[str]:
-    for value in sorted(map(str, values)):
-        if value not in known:
-            yield f"{member}: unknown {value!r}{nearest(value, known)} (known: {', '.join(known)})"
 
 
 def _is_torch_type(name: str) -> bool:

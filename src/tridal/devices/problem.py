@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from tridal.devices.target import Target, hashable
 from tridal.errors import PlanError
 
 Layout: TypeAlias = Literal["row", "inner", "strided"]
@@ -25,7 +24,6 @@ DTYPE_ALIASES: Mapping[str, str] = {
 ALIGNMENT = 16
 """Bytes of the widest vector access. Triton also specializes integers on divisibility by this number."""
 
-
 MAX_TILE = 1 << 20
 """Elements of the largest tensor in a Triton kernel."""
 
@@ -37,7 +35,6 @@ computes with 32 bits is at most five times the rows: `tridal.kernels.tile_count
 """
 MAX_32_BIT_ELEMENTS = 2**31
 """The largest number of elements with 32-bit offsets. No bucket of rows has numbers on both sides of it."""
-
 
 _EXACT_BITS, _FINE_BITS = 5, 11
 """Numbers of rows up to 2^5 are exact, those up to 2^11 have five significant bits, and larger ones four."""
@@ -98,6 +95,20 @@ def next_power_of_2(value: int, most: int | None = None) -> int:
     return power if most is None else min(power, most)
 
 
+Target: TypeAlias = tuple[str, int | str | Mapping[str, Any], int]
+"""Triton's target: the name of its backend, the architecture and the warp size."""
+
+
+class Architecture(dict[str, Any]):
+    """An architecture of a target that is a mapping, in the order of its keys. It is hashable, so do not change it.
+
+    It is a dict, because Triton's compilers test for one.
+    """
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
     """Properties of a device that plans depend on. Sizes are in bytes. None means "not known".
@@ -137,8 +148,10 @@ class DeviceProperties:
     """Other names that `tridal plan --arch` takes, such as products of this architecture with the same limits."""
 
     def __post_init__(self) -> None:
-        if type(self.target) is tuple and len(self.target) == 3:  # other values are faults of a plugin
-            object.__setattr__(self, "target", hashable(self.target))
+        # The target of a plugin is checked later. One with an architecture that is hashable can be a key of caches.
+        if type(self.target) is tuple and len(self.target) == 3 and isinstance(self.target[1], Mapping):
+            architecture = Architecture(sorted(self.target[1].items(), key=str))
+            object.__setattr__(self, "target", (self.target[0], architecture, self.target[2]))
 
 
 def find_architecture(name: str, known: Mapping[str, DeviceProperties]) -> str | None:

@@ -23,14 +23,13 @@ from tridal.devices.backend_table import registered as registered
 from tridal.devices.backend_table import unregister as unregister
 from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.entry_points import IN_CODE as IN_CODE
-from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, TORCH_ONLY
 from tridal.devices.plugins import HOST as HOST
 from tridal.devices.plugins import Registered as Registered
 from tridal.devices.setting_table import checked_value, nearest_variable, parse_device, variable
 from tridal.devices.settings import Settings, current
-from tridal.devices.types import Backend
-from tridal.errors import DeviceUnavailableError, SettingsError, nearest
+from tridal.devices.types import Backend, DeviceProperties
+from tridal.errors import DeviceUnavailableError, SettingsError, TridalError, nearest
 
 _serving_cache: dict[tuple[str, Settings], CheckedBackend | None] = {}
 on_change(_serving_cache.clear)
@@ -75,23 +74,18 @@ def serving(
     """
     key = device_type, settings or current()
     with suppress(KeyError):
-        return _serving_cache[key]  # without the lock, which a thread holds while it compiles or interprets
-    with LOCK:
-        if key not in _serving_cache:
-            if len(_serving_cache) >= 256:
-                _serving_cache.clear()
-            _serving_cache[key] = _choose(*key, known_types)
         return _serving_cache[key]
-
-
-def _choose(device_type: str, settings: Settings, known_types: Container[str]) -> CheckedBackend | None:
-    """Implements `serving` without its cache."""
-    check_backends(settings)
-    name, _ = parse_device(settings.device)
+    _, chosen = key
+    check_backends(chosen)
+    name, _ = parse_device(chosen.device)
     if name != device_type:
-        check_device(settings, known_types)
+        check_device(chosen, known_types)
     is_named = find(name) is not None and get(name).device_type == device_type
-    return available(name, _location(settings)) if is_named else _first_candidate(device_type)
+    found = available(name, _location(chosen)) if is_named else _first_candidate(device_type)
+    if len(_serving_cache) >= 256:
+        _serving_cache.clear()
+    _serving_cache[key] = found
+    return found
 
 
 def resolve_chosen(settings: Settings, known_types: Container[str] = ()) -> tuple[CheckedBackend | None, str]:
@@ -165,6 +159,29 @@ def check_backends(settings: Settings) -> None:
             raise SettingsError(f"{source}: {key}: no backend is called {name!r}{near} (known: {', '.join(names())})")
         if entry.backend is not None:
             options(entry.backend, settings)
+
+
+def find_architectures() -> tuple[dict[str, tuple[CheckedBackend, DeviceProperties]], list[str]]:
+    """Returns all architectures that backends can plan for, by name, and descriptions of the faults of plugins.
+
+    Their devices need not be present. If several backends provide a name, the first one in `registered` keeps it.
+    Another one gets "backend:name".
+    """
+    known: dict[str, tuple[CheckedBackend, DeviceProperties]] = {}
+    problems = []
+    for backend in loaded():
+        try:
+            found = backend.architectures()
+        except TridalError as error:
+            problems.append(str(error))
+            continue
+        for name, properties in found.items():
+            if name in known:
+                own, owner = f"{backend.name}:{name}", known[name][0].label
+                problems.append(f"{backend.label}: architectures(): {owner} has {name!r}, so this one is {own!r}")
+                name = own
+            known[name] = backend, properties
+    return known, problems
 
 
 def _candidates() -> Iterator[CheckedBackend]:

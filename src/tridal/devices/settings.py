@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tridal.devices import setting_table, settings_file
@@ -44,59 +43,36 @@ class Settings:
         """Returns the same object, because it is immutable."""
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Supports pickle, which cannot store read-only mappings."""
-        return _settings, _parts(self)
-
-
-def _parts(settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, object]], dict[str, str]]:
-    """Returns copies of the fields, of the options of backends and of the sources."""
-    backends = {name: dict(section) for name, section in settings.backends.items()}
-    return {key: getattr(settings, key) for key in FIELDS}, backends, dict(settings.sources)
-
-
-def _settings(
-    fields: Mapping[str, Any], backends: Mapping[str, dict[str, object]], sources: dict[str, str]
-) -> Settings:
-    sections = MappingProxyType({name: MappingProxyType(section) for name, section in backends.items()})
-    return Settings(**fields, backends=sections, sources=MappingProxyType(sources))
-
-
-def _checked(entries: Iterable[Entry]) -> list[Entry]:
-    """Returns the entries with their values checked. Raises SettingsError for the first mistake.
-
-    Options of backends are not checked.
-    """
-    checked: list[Entry] = []
-    for keys, source, value in entries:
-        if isinstance(value, SettingsError):
-            raise value
-        if not is_section(keys):
-            if keys[0] != "backends":
-                value = setting_table.checked_setting(keys[0], value, source)
-            checked.append((keys, source, value))
-        elif value is not None:  # None is a file or a section with all its lines commented out
-            where, example = (f": {'.'.join(keys)}", "") if keys else ("", " such as 'device: auto'")
-            found = setting_table.describe_value(value)
-            raise SettingsError(f"{source}{where}: expected a mapping{example}, found {found}")
-    return checked
-
 
 def _merged(base: Settings, entries: Iterable[Entry]) -> Settings:
-    """Returns `base` with the values of checked entries, of which later ones take precedence."""
-    fields, backends, sources = _parts(base)
+    """Returns `base` with the values of entries, of which later ones take precedence.
+
+    Raises SettingsError for the first mistake. The options of backends are not checked.
+    """
+    fields: dict[str, Any] = {key: getattr(base, key) for key in FIELDS}
+    backends, sources = {name: dict(options) for name, options in base.backends.items()}, dict(base.sources)
     for keys, source, value in entries:
-        sources[".".join(keys)] = source
-        if len(keys) == 1:
-            fields[keys[0]] = value
+        dotted_key = ".".join(keys)
+        if isinstance(value, SettingsError):
+            raise value
+        if is_section(keys):
+            if value is not None:  # None is a file or a section with all its lines commented out
+                where, example = (f": {dotted_key}", "") if keys else ("", " such as 'device: auto'")
+                found = setting_table.describe_value(value)
+                raise SettingsError(f"{source}{where}: expected a mapping{example}, found {found}")
+            continue
+        sources[dotted_key] = source
+        if keys[0] == "backends":
+            backends.setdefault(keys[1], {})[keys[2]] = value
         else:
-            _, name, option = keys
-            backends.setdefault(name, {})[option] = value
-    return _settings(fields, backends, sources)
+            fields[keys[0]] = setting_table.checked_setting(keys[0], value, source)
+    return Settings(**fields, backends=backends, sources=sources)
 
 
-_DEFAULTS = _settings(
-    {key: option.default for key, option in FIELDS.items()}, {}, dict.fromkeys(FIELDS, setting_table.DEFAULT)
+_DEFAULTS = Settings(
+    **{key: option.default for key, option in FIELDS.items()},  # type: ignore[arg-type]
+    backends={},
+    sources=dict.fromkeys(FIELDS, setting_table.DEFAULT),
 )
 _base: Settings | None = None  # from defaults, file and environment; None until the first use
 _context: ContextVar[Settings | None] = ContextVar("tridal_settings", default=None)  # set inside a `use` block
@@ -145,7 +121,7 @@ def reload() -> Settings:
         if (path := config_file()) is not None:
             named_by = f"{setting_table.ENVIRONMENT}{CONFIG}: " if os.environ.get(CONFIG) else ""
             entries += _file_entries(path, named_by)
-        _base = _merged(_DEFAULTS, _checked(chain(entries, _environment_entries())))
+        _base = _merged(_DEFAULTS, chain(entries, _environment_entries()))
         settings_file.warn_of_ignored()
         return _base
 
@@ -162,7 +138,7 @@ def read_file(path: str | os.PathLike[str]) -> Settings:
         >>> settings.fallback, settings.sources["fallback"]
         ('error', 'mine.yaml:1')
     """
-    return _merged(_DEFAULTS, _checked(_file_entries(Path(path))))
+    return _merged(_DEFAULTS, _file_entries(Path(path)))
 
 
 def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsError]:
@@ -170,7 +146,7 @@ def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsErro
     try:
         for entry in _file_entries(Path(path)):
             try:
-                yield _merged(_DEFAULTS, _checked([entry]))
+                yield _merged(_DEFAULTS, [entry])
             except SettingsError as error:
                 yield error
     except SettingsError as error:  # the file cannot be read
@@ -201,7 +177,7 @@ def _file_entries(path: Path, prefix: str = "") -> Iterator[Entry]:
     from tridal.devices import yaml_file  # imports yaml, which most programs do not need
 
     try:
-        yield from yaml_file.entries(path, is_section)
+        yield from yaml_file.entries(path)
     except OSError as error:
         raise SettingsError(f"{prefix}{path}: cannot be read: {error.strerror or error}") from error
 
@@ -228,22 +204,21 @@ def use(
         ...     settings.device, tridal.device()
         ('interpreter', device(type='cpu'))
     """
-    arguments: dict[str, Any] = {"device": device, "fallback": fallback, "backends": backends}
-    arguments |= {"batch_invariant": batch_invariant, "dump": dump, "kernel_configs": kernel_configs}
-    changes = {key: value for key, value in arguments.items() if value is not None}
-    return _overlaid(_checked(setting_table.mapping_entries(changes, "tridal.use")))
+    changes = {key: value for key, value in locals().items() if value is not None}
+    entries = [*setting_table.mapping_entries(changes, "tridal.use")]
+    _merged(_DEFAULTS, entries)  # raises the error of a wrong value
+    return _overlaid(entries)
 
 
 @contextmanager
 def _overlaid(entries: Sequence[Entry]) -> Iterator[Settings]:
     # Equal `use` blocks share one object. Caches with settings as keys then hit, and do not grow in a loop.
     key = (current(), repr(entries))
-    settings = _overlays.get(key)  # without the lock, which a thread holds while it compiles or interprets
+    settings = _overlays.get(key)
     if settings is None:
-        with LOCK:
-            if len(_overlays) >= 64:
-                _overlays.clear()
-            settings = _overlays.setdefault(key, _merged(current(), entries))
+        if len(_overlays) >= 64:
+            _overlays.clear()
+        settings = _overlays.setdefault(key, _merged(key[0], entries))
     with restored(settings):
         yield settings
 

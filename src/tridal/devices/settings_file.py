@@ -17,7 +17,7 @@ _SIMILAR_NAMES = ("tridal.yml", ".tridal.yaml", ".tridal.yml")
 _TOML = "pyproject.toml"
 _TOML_TABLE = re.compile(rb"^\s*\[\s*tool\s*\.\s*tridal\s*[.\]]", re.MULTILINE)
 
-_log = logging.getLogger("tridal")
+_warn_once = functools.lru_cache(maxsize=64)(logging.getLogger("tridal").warning)
 
 
 def config_file() -> Path | None:
@@ -59,12 +59,7 @@ def warn_of_ignored() -> None:
     if not os.environ.get(CONFIG):
         for path, reason in ignored():
             if path.name != NAME:
-                _warn(path, reason)
-
-
-@functools.lru_cache(maxsize=64)
-def _warn(path: Path, reason: str) -> None:
-    _log.warning("the settings in %s are ignored: %s", path, reason)
+                _warn_once("the settings in %s are ignored: %s", path, reason)
 
 
 def _project_folders() -> tuple[Path, ...]:

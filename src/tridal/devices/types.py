@@ -4,8 +4,15 @@ A tensor gives a `Problem`. A backend's `DeviceProperties` and its `plan` give a
 """
 
 from tridal.devices.backend import KERNEL_CONFIG, PROTOCOLS, Backend, BackendBase, Option, Probe
-from tridal.devices.kernel_config import FEATURES, SCHEDULES, KernelConfig, Schedule
-from tridal.devices.plans import MAX_PROGRAMS, LaunchPlan, Resources
+from tridal.devices.plans import (
+    FEATURES,
+    MAX_PROGRAMS,
+    SCHEDULES,
+    KernelConfig,
+    LaunchPlan,
+    Resources,
+    Schedule,
+)
 from tridal.devices.problem import (
     ALIGNMENT,
     DTYPE_ALIASES,
@@ -16,12 +23,12 @@ from tridal.devices.problem import (
     DeviceProperties,
     Layout,
     Problem,
+    Target,
     find_architecture,
     next_power_of_2,
     round_rows,
     row_bucket,
 )
-from tridal.devices.target import Target
 
 __all__ = [
     "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "KERNEL_CONFIG", "MAX_32_BIT_ELEMENTS", "MAX_32_BIT_ROWS",

@@ -1,4 +1,4 @@
-"""Strict YAML reader: yields each key with its line and its value. It does not know any setting.
+"""Strict YAML reader: yields each key of a settings file with its line and its value.
 
 PyYAML's loader accepts duplicate keys and drops line numbers, so this module walks PyYAML's node graph. Numbers are
 decimal: YAML 1.1 would read 010 as 8, 1_000 as 1000, and 1:30 as 90.
@@ -7,13 +7,13 @@ decimal: YAML 1.1 would read 010 as 8, 1_000 as 1000, and 1:30 as 90.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tridal.devices.setting_table import Entry, KeyPath
+from tridal.devices.setting_table import Entry, KeyPath, is_section
 from tridal.errors import SettingsError
 
 
@@ -33,40 +33,29 @@ _Loader.add_implicit_resolver(
 )
 
 
-def entries(path: Path, is_section: Callable[[KeyPath], bool]) -> Iterator[Entry]:
-    """Yields the keys, the source "file:line" and the value of each entry of a YAML file.
+def entries(path: Path) -> Iterator[Entry]:
+    """Yields the keys, the source "file:line" and the value of each setting in a YAML file.
 
-    `is_section` returns whether a path of keys is a section: if its value is a mapping, the entries of the mapping are
-    yielded instead. Keys are strings ("on" is not True). PyYAML's safe constructor makes the values. A wrong value is
-    yielded as a SettingsError; so is a duplicate key.
+    Keys are strings ("on" is not True). PyYAML's safe constructor makes the values. A wrong value is yielded as a
+    SettingsError; so is a duplicate key.
 
     Raises:
         OSError: the file cannot be read.
-        SettingsError: the file is not UTF-8 or is not valid YAML.
+        SettingsError: the file is not valid YAML.
     """
-    content = path.read_bytes()
     try:
-        node = yaml.compose(content.decode(), _Loader)
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise SettingsError(f"{path}:{line}: not UTF-8 text: {error.reason}") from None
-    except yaml.reader.ReaderError as error:
-        line = content.decode().count("\n", 0, error.position) + 1
-        raise SettingsError(f"{path}:{line}: character {error.character!r} is not allowed in YAML") from None
+        node = yaml.compose(path.read_bytes(), _Loader)
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark or error.context_mark
-        hint = "; use spaces, not tabs" if "'\\t'" in str(error.problem) else ""
-        raise SettingsError(f"{path}:{mark.line + 1}: not valid YAML: {error.problem or error.context}{hint}") from None
-    except RecursionError:
-        raise SettingsError(f"{path}: nested too deeply") from None
+        raise SettingsError(f"{path}:{mark.line + 1}: not valid YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, UnicodeError, RecursionError) as error:
+        raise SettingsError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if node is not None:
-        yield from _entries(node, (), path, f"{path}:1", is_section)
+        yield from _entries(node, (), path, f"{path}:1")
 
 
-def _entries(
-    node: yaml.Node, keys: KeyPath, path: Path, source: str, is_section: Callable[[KeyPath], bool]
-) -> Iterator[Entry]:
-    """Yields the entries of a node, which is the value of `keys`."""
+def _entries(node: yaml.Node, keys: KeyPath, path: Path, source: str) -> Iterator[Entry]:
+    """Yields the entries of a node, which is the value of `keys`: of a mapping of settings, those of each setting."""
     if not (is_section(keys) and isinstance(node, yaml.MappingNode)):
         try:
             yield keys, source, _construct(node)
@@ -76,15 +65,13 @@ def _entries(
         return
     lines: dict[str, int] = {}
     for key, value in node.value:
-        line, name = key.start_mark.line + 1, ".".join((*keys, str(key.value)))
-        source = f"{path}:{line}"
-        if not isinstance(key, yaml.ScalarNode):
-            yield keys, source, SettingsError(f"{source}: expected a name as the key, found a {key.id}")
-        elif name in lines:
+        line, inner = key.start_mark.line + 1, (*keys, str(key.value))
+        name, source = ".".join(inner), f"{path}:{line}"
+        if name in lines:
             yield keys, source, SettingsError(f"{source}: {name}: the key is on line {lines[name]} already; remove one")
         else:
             lines[name] = line
-            yield from _entries(value, (*keys, str(key.value)), path, source, is_section)
+            yield from _entries(value, inner, path, source)
 
 
 def parse_text(text: str, *, scalar: bool = False) -> object:

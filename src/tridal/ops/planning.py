@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from tridal.devices import registry, settings
-from tridal.devices.architectures import find_architectures
 from tridal.devices.types import (
     DTYPE_ALIASES,
     ITEMSIZE,
@@ -153,7 +152,7 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
 
 def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
     """Returns all architectures that registered backends can plan for, by name. Logs each fault of a plugin once."""
-    known, faults = find_architectures()
+    known, faults = registry.find_architectures()
     for fault in faults:
         _log_fault(fault)
     return {**known}
