@@ -1,21 +1,18 @@
 """Calls `tridal.override_torch` and runs a program: `python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]`.
 
 The program runs as with `python SCRIPT` or `python -m MODULE`: as the module `__main__`, with the same `__file__`,
-`sys.argv` and `sys.path`. The traceback of an exception begins with the program's own frames.
+`sys.argv` and first entry of `sys.path`.
 """
 
 from __future__ import annotations
 
-import builtins
 import importlib.util
 import os
-import pkgutil
+import runpy
 import sys
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn
 
 import tridal
 from tridal import interrupts
@@ -31,8 +28,6 @@ usage: python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]
 Runs a program as `python` does. tridal computes its ops in it, instead of torch.
 TRIDAL_DEVICE=NAME selects the backend. TRIDAL_LOG_CALLS=1 shows at the end which backend computed how many calls.
 TRIDAL_KERNELIZE=1 also calls tridal.kernelize for each model that transformers builds."""
-_Program: TypeAlias = tuple[CodeType, dict[str, Any]]
-"""The code of a program, and the attributes of its module `__main__`."""
 
 
 def main() -> None:
@@ -50,18 +45,18 @@ def main() -> None:
     if not program or (program[0].startswith("-") and not is_module):
         print(USAGE, file=sys.stderr)
         raise SystemExit(2)
-    sys.argv = program
-    previous = sys.excepthook
-    sys.excepthook = lambda kind, error, traceback: previous(kind, error, _without_own_frames(error, traceback))
-    try:
-        code, attributes = _load_module(program[0]) if is_module else _load_script(program[0])
-    except ModuleNotFoundError as error:
-        _exit(2, str(error))
+    name, sys.argv = program[0], program
+    path = Path.cwd() if is_module else Path(name).resolve()
+    if not getattr(sys.flags, "safe_path", False):  # with `python -P`, programs have no such entry
+        sys.path[0] = str(path if path.is_dir() else path.parent)
+    if not (_has_module(name) if is_module else path.exists()):
+        _exit(2, f"there is no {'module' if is_module else 'file'} {name!r} in {Path.cwd()}")
     _override()
-    module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__dict__.update(attributes, __builtins__=builtins)
     interrupts.raise_at_interrupt()
-    exec(code, module.__dict__)
+    if is_module:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(os.path.abspath(name), run_name="__main__")
 
 
 def _override() -> None:
@@ -79,60 +74,11 @@ def _override() -> None:
         _exit(1, str(error))
 
 
-def _load_script(script: str) -> _Program:
-    """Loads a script, or the __main__.py of a folder or zip file. Raises ModuleNotFoundError if there is none."""
-    path = os.path.abspath(script)
-    if not os.path.exists(path):
-        raise ModuleNotFoundError(f"there is no file {script!r} in {Path.cwd()}")
-    if pkgutil.get_importer(path) is not None:  # a folder or a zip file
-        _set_first_entry(path)
-        return _load(PathFinder.find_spec("__main__", [path]), f"the folder {script!r} has no __main__.py")
-    _set_first_entry(os.path.dirname(os.path.realpath(path)))
-    loader = SourceFileLoader("__main__", path)
-    code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
-    return code, {"__file__": path, "__loader__": loader}
-
-
-def _load_module(name: str) -> _Program:
-    """Loads a module, or the `__main__` of a package. Imports its parent packages, as Python does.
-
-    Raises ModuleNotFoundError if there is none.
-    """
-    _set_first_entry(str(Path.cwd()))
-    spec = None
-    with suppress(ValueError):  # for example, the name is empty
-        spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        name = f"{name}.__main__"
-        spec = importlib.util.find_spec(name)
-    code, attributes = _load(spec, f"there is no module {name!r}")
-    sys.argv[0] = attributes["__file__"]
-    return code, attributes
-
-
-def _load(spec: ModuleSpec | None, problem: str) -> _Program:
-    loader: Any = None if spec is None else spec.loader
-    code = None if spec is None or loader is None else loader.get_code(spec.name)
-    if spec is None or code is None:
-        raise ModuleNotFoundError(problem)
-    return code, {"__file__": spec.origin, "__loader__": loader, "__package__": spec.parent, "__spec__": spec}
-
-
-def _set_first_entry(folder: str) -> None:
-    """Sets the first entry of sys.path, which is that of the program. With `python -P`, programs have none."""
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
-
-
-def _without_own_frames(error: BaseException, traceback: TracebackType | None) -> TracebackType | None:
-    """Removes the frames before the program's first one from an exception. Returns the rest of the traceback."""
-    frame = kept = traceback
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == __file__:
-            kept = frame.tb_next
-        frame = frame.tb_next
-    error.__traceback__ = kept
-    return kept
+def _has_module(name: str) -> bool:
+    """Returns whether a module exists. Imports its parent packages, as Python does."""
+    with suppress(ModuleNotFoundError, ValueError):  # ValueError: the name is empty
+        return importlib.util.find_spec(name) is not None
+    return False
 
 
 def _exit(code: int, message: str) -> NoReturn:

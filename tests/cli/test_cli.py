@@ -16,19 +16,11 @@ COMMANDS = ["doctor", "plan", "check", "bench", "config"]
 pytestmark = pytest.mark.usefixtures("no_settings")
 
 
-def test_version_option_prints_the_version() -> None:
-    assert run("--version").output == f"tridal {tridal.__version__}\n"
-
-
 def test_help_names_every_command_and_every_command_has_a_json_option() -> None:
     output = words("--help")
     for command in COMMANDS:
         assert command in output
         assert "--json" in words(command, "--help")
-
-
-def test_without_a_command_prints_the_help() -> None:
-    assert "Usage" in run(code=2).output
 
 
 def test_error_is_one_line_on_stderr() -> None:
@@ -89,9 +81,3 @@ def test_other_commands_fail_with_a_message_if_torch_is_broken(broken_torch: str
     error = run_process(*arguments, code=1, PYTHONPATH=broken_torch).stderr
     assert "tridal: torch cannot be imported: OSError: libtorch_cpu.so" in error
     assert "run `tridal doctor` for details" in error
-
-
-def test_public_function_raises_import_error_if_torch_is_broken(broken_torch: str) -> None:
-    program = "import tridal\ntry: tridal.softmax\nexcept ImportError as error: print(error)"
-    output = run_process(python=("-c", program), PYTHONPATH=broken_torch).stdout
-    assert "tridal.softmax needs torch, and importing that fails; see `tridal doctor`" in output

@@ -16,12 +16,7 @@ import torch
 from cli_helpers import run, run_json, words
 from several_results import ROW_ENERGY
 from tridal.benchmarks import measuring, providers, timing, workloads
-from tridal.benchmarks.op_benchmark import benchmark_of
 from tridal.benchmarks.providers import COPY, PROVIDERS
-from tridal.benchmarks.workloads import SHAPE_CLASSES
-from tridal.cli.bench_options import BenchOptions
-from tridal.devices.types import ITEMSIZE, Backend
-from tridal.ops import table
 
 pytestmark = pytest.mark.usefixtures("no_settings", "short_measurements")
 
@@ -96,27 +91,6 @@ def test_op_without_a_gradient_is_measured_forward(monkeypatch: pytest.MonkeyPat
     assert "Invalid value for --direction: row_energy has no gradient" in message
 
 
-def test_broken_op_is_a_usage_error_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = table.RegisteredOp("broken_op", "vendor 1.0", None, "it has no reference")
-    monkeypatch.setattr(table, "_entries", (*table.registered(), broken))
-    output = words("bench", *SMALL, "--op", "broken_op", code=2)
-    assert "op 'broken_op' of vendor 1.0 cannot be used: it has no reference" in output
-
-
-def test_results_name_the_backend_and_its_device(backend: Backend) -> None:
-    document = bench_json("--rows", "3", "--cols", "5", "--device", backend.name, "--providers", "tridal")
-    assert document["machine"]["backend"] == backend.name
-    assert document["machine"]["name"] == backend.properties(0).name
-    assert [row["skipped"] for row in document["measurements"]] == [None] * 4
-
-
-def test_an_accelerator_measures_the_whole_shapes_of_classes_and_a_cpu_smaller_ones() -> None:
-    options = BenchOptions(classes="rows", dtype="float32", direction="forward")
-    on_gpu, on_cpu = (options.make_workloads("softmax", benchmark_of("softmax"), gpu) for gpu in (True, False))
-    assert [workload.shape for workload in on_gpu] == [*SHAPE_CLASSES["rows"].shapes]
-    assert [workload.shape for workload in on_cpu] != [*SHAPE_CLASSES["rows"].shapes]
-
-
 def test_suite_measures_the_chosen_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(workloads, "CPU_SHRINK", 1 << 22)
@@ -132,14 +106,6 @@ def test_suite_measures_the_chosen_classes(monkeypatch: pytest.MonkeyPatch) -> N
     assert {row["dtype"] for row in rows} == {"float32", "bfloat16"}
 
 
-def test_host_option_measures_host_times() -> None:
-    output = bench("--host", "--device", "cpu", "--providers", "tridal,torch", "--output", "out")
-    assert "Host time of a call on 8x128" in output
-    rows = json.loads(Path("out", "results.json").read_text())["host"]
-    assert [(row["provider"], row["grad"]) for row in rows[:2]] == [("tridal", False), ("tridal", True)]
-    assert rows[0]["us"] > 0
-
-
 def test_named_provider_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = replace(PROVIDERS["quack"], package="no_such_package")
     monkeypatch.setattr(providers, "PROVIDERS", {**PROVIDERS, "quack": missing})
@@ -147,17 +113,6 @@ def test_named_provider_that_is_not_installed_is_an_error(monkeypatch: pytest.Mo
         output = bench(*SMALL, "--providers", names, code=1)
         assert output == "tridal: --providers: quack: no_such_package is not installed: pip install quack-kernels\n"
     assert not Path("bench-results").exists()
-
-
-def test_provider_that_is_named_twice_is_measured_once() -> None:
-    rows = bench_json(*SMALL, "--providers", "torch, torch", "--direction", "forward")["measurements"]
-    assert [row["provider"] for row in rows] == [COPY, "torch"] * 2
-
-
-def test_op_that_is_not_measured_is_not_listed() -> None:
-    unknown = words("bench", "--op", "dropout", code=2)
-    assert "unknown op 'dropout'; known are softmax, log_softmax, rms_norm, layer_norm, cross_entropy" in unknown
-    assert "linear_cross_entropy" not in unknown
 
 
 def test_from_option_makes_the_same_files_as_the_run() -> None:
@@ -184,13 +139,6 @@ def test_a_wrong_row_of_results_is_named(old: str, new: str, message: str) -> No
     assert printed.startswith(f"tridal: changed.json: measurements[0].{message}")
 
 
-def test_names_in_results_are_not_read_as_markup() -> None:
-    bench(*SMALL, "--providers", "torch", "--output", "first")
-    text = Path("first/results.json").read_text().replace('"torch",', '"[/torch]",')
-    Path("changed.json").write_text(text)
-    assert "[/torch]" in bench("--from", "changed.json", "--output", "second")
-
-
 def test_without_matplotlib_writes_no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run("bench", *SMALL, "--providers", "torch", "--output", "out")
@@ -211,18 +159,11 @@ def test_without_matplotlib_writes_no_plots(monkeypatch: pytest.MonkeyPatch) -> 
         (["--direction", "forwards"], "did you mean 'forward'"),
         (["--classes", "smal"], "did you mean 'small'"),
         (["--suite", "--rows", "4"], "the suite has its own shapes"),
-        (["--classes", "few", "--cols", "4"], "the suite has its own shapes"),
         (["--cols", "5:x"], "expected widths such as"),
-        (["--cols", "5:4:1"], "expected widths such as"),
-        (["--cols", "1:9:0"], "expected widths such as"),
         (["--cols", "0,3"], "expected widths such as"),
         (["--rows", "-4"], "--rows"),
         (["--host", "--cols", "256"], "Invalid value for --cols: --host measures calls on 8x128 in float32"),
-        (["--host", "--rows", "4"], "Invalid value for --rows: --host measures"),
-        (["--host", "--dtype", "bf16"], "Invalid value for --dtype: --host measures"),
-        (["--host", "--direction", "forward"], "Invalid value for --direction: --host measures"),
         (["--from", "results.json", "--op", "rms_norm"], "Invalid value for --op: --from measures nothing; omit one"),
-        (["--from", "results.json", "--host"], "Invalid value for --host: --from measures nothing"),
         (["--overwrite"], "Invalid value for --overwrite: name the folder with --output"),
     ],
 )
@@ -247,7 +188,44 @@ def test_bad_file_is_one_error_message(text: str | None, message: str) -> None:
     assert bench("--from", "bad.json", code=1).startswith(f"tridal: bad.json: {message}")
 
 
-def test_help_lists_the_accepted_values() -> None:
-    text = words("bench", "--help")
-    for name in ("softmax", "log_softmax", *PROVIDERS, *SHAPE_CLASSES, *ITEMSIZE):
-        assert name in text
+# -- files that are kept and replaced
+
+
+def test_interrupted_run_keeps_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = measuring.measure
+    measured: list[Any] = []
+
+    def interrupt_second_workload(workload: Any, *arguments: Any) -> Any:
+        if measured:
+            assert len(measurements("out/results.partial.json")) == 2, "a partial file is written after each workload"
+            raise KeyboardInterrupt
+        measured.append(workload)
+        return measure(workload, *arguments)
+
+    monkeypatch.setattr(measuring, "measure", interrupt_second_workload)
+    result = run("bench", *SMALL, "--providers", "torch", "--output", "out", code=130)
+    assert "interrupted after 1 of 4 measurements: the results so far are kept" in result.stderr
+    assert len(measurements("out/results.json")) == 2
+    assert ", interrupted" in Path("out", "results.md").read_text()
+    assert not Path("out", "results.partial.json").exists()
+
+
+def test_results_are_replaced_only_with_the_option() -> None:
+    arguments = ["--rows", "2", "--cols", "3", "--device", "cpu", "--direction", "forward", "--output", "out"]
+    bench(*arguments, "--providers", "torch", "--dtype", "float64")
+    Path("out", "notes.txt").write_text("mine")
+    before = Path("out", "results.json").read_text()
+    output = bench(*arguments, "--providers", "naive", code=1)
+    assert "out has the results of another run; choose another --output, or add --overwrite" in output
+    assert Path("out", "results.json").read_text() == before
+    bench(*arguments, "--providers", "naive", "--overwrite")
+    assert {row["provider"] for row in measurements("out/results.json")} == {COPY, "naive"}
+    assert Path("out", "notes.txt").read_text() == "mine"
+    assert not Path("out", "grid-float64.png").exists(), "a picture of the former run"
+
+
+def test_file_that_cannot_be_written_is_one_sentence_and_the_results_are_printed() -> None:
+    Path("out", "results.csv").mkdir(parents=True)
+    result = run("bench", *SMALL, "--providers", "torch", "--output", "out", code=1)
+    assert "4x13" in result.stdout
+    assert "tridal: cannot write to out: Is a directory; not all results are saved; they are" in result.stderr

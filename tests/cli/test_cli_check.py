@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from cli_helpers import run, run_json, words
+from cli_helpers import run, run_json
 from op_samples import L2_NORM
 from torch_versions import compiles
 from tridal import testing
-from tridal.cli import check, output
-from tridal.devices import registry, settings
+from tridal.cli import check
+from tridal.devices import registry
 from tridal.devices.types import Backend
-from tridal.errors import DeviceUnavailableError
 from tridal.ops import table
 from tridal.pytorch.path.function import FUNCTIONS
 from tridal.testing import declarations
@@ -86,31 +85,6 @@ def test_without_an_accelerator_checks_the_interpreter() -> None:
     )
 
 
-def test_checks_the_device_of_the_settings(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIDAL_DEVICE", backend.name)
-    settings.reload()
-    chosen, _, why = check.choose(None)
-    assert chosen is backend
-    assert why == f"device {backend.name!r} (from environment TRIDAL_DEVICE)"
-
-
-def test_device_name_may_have_an_index(backend: Backend) -> None:
-    assert check.choose(f"{backend.name}:0")[1] == 0
-
-
-def test_error_names_the_missing_package_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreter: Any = next(e.backend for e in registry.registered() if e.backend is not None and e.backend.interpreted)
-    monkeypatch.setattr(type(interpreter), "unavailable", lambda self: "not installed: triton")
-    with pytest.raises(DeviceUnavailableError, match=r"not installed: triton.*tridal\[interpreter\]"):
-        check.choose("cpu")
-
-
-def test_device_without_a_backend_is_an_error() -> None:
-    message = "nothing to check with --device meta: by default, no backend computes meta tensors"
-    with pytest.raises(DeviceUnavailableError, match=message):
-        check.choose("meta")
-
-
 def test_fails_when_a_kernel_is_wrong(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FUNCTIONS, "softmax", lambda x, dim=-1, **kwargs: torch.softmax(x, dim) * 1.01)
     report = check_json(backend, code=1)
@@ -131,42 +105,6 @@ def test_all_option_runs_the_conformance_suite(backend: Backend, suite: Any, mon
     output = check_text(backend, "--all", code=1)
     assert "Conformance suite" in output
     assert "FAILED softmax forward 3x5 dim=-1 float32: [off]" in output
-
-
-def test_options_choose_the_ops_of_the_suite(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    requested: list[Any] = []
-
-    def cases(backend: Backend, ops: Any) -> tuple[Case, ...]:
-        requested.append(ops)
-        return (Case("log_softmax", "forward", (3, 5)),)
-
-    monkeypatch.setattr(testing, "cases", cases)
-    ops = ["log_softmax", "softmax"]
-    report = check_json(backend, "--op", ops[0], "--op", ops[1])
-    assert requested == [ops[:1], ops[1:], ops]
-    assert len(report["suite"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--quick"], "Invalid value for --quick: it limits the suite; add --all or --op"),
-    ],
-)
-def test_wrong_or_ignored_limit_is_a_usage_error(arguments: list[str], message: str) -> None:
-    assert message in words("check", *arguments, code=2)
-
-
-def test_progress_is_printed_to_stderr_if_that_is_no_terminal(
-    backend: Backend, suite: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    suite(*(Case("softmax", "forward", (3, cols)) for cols in (5, 6)))
-    monkeypatch.setattr(output, "SECONDS_PER_LINE", 0)
-    lines = run("check", "--all", "--device", backend.name).stderr.splitlines()
-    assert [line for line in lines if line.startswith("conformance")] == [
-        "conformance: 0 of 2: softmax forward 3x5 dim=-1 float32",
-        "conformance: 1 of 2: softmax forward 3x6 dim=-1 float32",
-    ]
 
 
 def test_quick_suite_runs_the_quick_cases(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,18 +152,3 @@ def test_an_op_with_a_wrong_declaration_is_named_and_the_suite_runs_the_other_op
     assert f"FAILED the suite skipped wrong_norm (vendor 1.0): {reason}" in output
     assert "FAILED absent declaration of other 2.0: it could not be loaded: ImportError: vendorlib" in output
     assert printed in output
-
-
-def test_the_suite_does_not_run_if_all_declarations_are_wrong(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = testing.Result("softmax declaration maths in torch.float32", False, 0.0, 0.0, "a [wrong] gradient", 0.0)
-    monkeypatch.setattr(testing, "check_declarations", lambda *_: (wrong,))
-    monkeypatch.setattr(testing, "cases", lambda *_: pytest.fail("the suite must not run"))
-    output = check_text(backend, "--op", "softmax", code=1)
-    assert "FAILED softmax declaration maths in torch.float32: a [wrong] gradient" in output
-    assert "FAILED the suite skipped softmax (tridal): its declaration is wrong" in output
-    assert "FAILED 1 of 4 checks" in output
-    report = check_json(backend, "--op", "softmax", code=1)
-    assert [result["message"] for result in report["declarations"]] == ["a [wrong] gradient"]
-    assert "suite" not in report

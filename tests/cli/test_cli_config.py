@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cli_helpers import run, run_json
 from tridal.cli.config import effective
@@ -48,15 +47,6 @@ def test_json_has_every_value_with_its_source(home, monkeypatch):
     }
 
 
-def test_json_without_a_file_has_the_defaults_of_every_backend():
-    report = run_json("config")
-    assert report["file"] is None
-    assert {row["source"] for row in report["settings"].values()} == {"default"}
-    backends = registry.loaded()
-    options = {f"backends.{backend.name}.{option}" for backend in backends for option in backend.options}
-    assert report["settings"].keys() == set(setting_table.FIELDS) | options
-
-
 def test_table_has_every_value_with_its_source(home):
     (home / "tridal.yaml").write_text("\nfallback: error\n")
     table = printed()
@@ -67,10 +57,6 @@ def test_table_has_every_value_with_its_source(home):
     (row,) = [line for line in table.splitlines() if "device" in line]
     assert "auto" in row
     assert "default" in row
-
-
-def test_table_says_that_there_is_no_settings_file():
-    assert "no settings file" in printed()
 
 
 def test_bad_setting_raises_an_error_that_names_its_line(home):
@@ -96,11 +82,6 @@ def test_check_accepts_the_files_in_configs(name):
     assert report["settings"]["device"]["value"] == {"default": "auto"}.get(name, name)
 
 
-def test_configs_has_one_file_for_every_bundled_backend():
-    bundled = [entry.name for entry in registry.registered() if entry.origin.startswith("tridal ")]
-    assert sorted([*bundled, "default"]) == sorted(file.stem for file in CONFIGS.iterdir()) == NAMES
-
-
 def test_default_file_has_the_defaults_of_the_code():
     in_file = effective(settings.read_file(CONFIGS / "default.yaml"))
     bundled = set(setting_table.FIELDS) | {
@@ -112,35 +93,6 @@ def test_default_file_has_the_defaults_of_the_code():
     assert {key for key, row in in_file.items() if row["source"] != "default"} == bundled
     in_code = effective(settings.current())
     assert {key: in_file[key]["value"] for key in bundled} == {key: in_code[key]["value"] for key in bundled}
-
-
-def test_default_file_names_the_variable_of_every_setting():
-    text = (CONFIGS / "default.yaml").read_text()
-    data = yaml.safe_load(text)
-    keys = [(key,) for key in data if key != "backends"]
-    keys += [(name, option) for name, section in data["backends"].items() for option in section]
-    for line_keys in keys:
-        (line,) = [line for line in text.splitlines() if line.endswith(f"# {setting_table.variable(*line_keys)}")]
-        assert line.strip().startswith(f"{line_keys[-1]}:")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("devcie: cpu\n", "no setting is called 'devcie'; did you mean 'device'"),
-        ("device: inter\n", "device: no device is called 'inter'"),
-        ("plugins: cud\n", "plugins: no backend is called 'cud'; did you mean 'cuda'"),
-        ("backends: {nobody: {x: 1}}\n", "backends.nobody.x: no backend is called 'nobody'"),
-        ("backends: {interpreter: {num_programs: 0}}\n", "backends.interpreter.num_programs: expected a positive "),
-    ],
-)
-def test_check_reports_the_line_of_a_bad_setting(home, text, expected):
-    (home / "bad.yaml").write_text(text)
-    report = run_json("config", "--check", "bad.yaml", code=1)
-    assert report.keys() == {"file", "ok", "errors", "notes"}
-    assert (report["file"], report["ok"]) == ("bad.yaml", False)
-    assert report["errors"] == [error_message("--check", "bad.yaml")]
-    assert report["errors"][0].startswith(f"bad.yaml:1: {expected}")
 
 
 def test_check_reports_all_mistakes_in_the_order_of_their_lines(home):
@@ -168,22 +120,6 @@ def test_ignored_and_replaced_files_are_shown(home):
     assert "ignored .tridal.yaml: only a file with the name tridal.yaml is read; rename it" in output
     assert f"ignored {user}: tridal.yaml takes its place, because only one settings file is read" in output
     assert [Path(row["file"]) for row in run_json("config")["ignored"]] == [Path(".tridal.yaml"), user]
-
-
-def test_values_are_not_cut_in_a_pipe(home, monkeypatch):
-    folder = home / ("long" * 40)
-    folder.mkdir()
-    (folder / "settings.yaml").write_text("fallback: error\n")
-    monkeypatch.setenv("TRIDAL_CONFIG", str(folder / "settings.yaml"))
-    output = run("config", width=None).stdout
-    assert f"{folder}/settings.yaml:1" in output
-    assert "backends.interpreter.num_programs" in output
-
-
-def test_check_ignores_the_settings_in_force(home, monkeypatch):
-    monkeypatch.setenv("TRIDAL_FALLBACK", "nonsense")
-    (home / "good.yaml").write_text("device: cpu\n")
-    assert printed("--check", "good.yaml") == "good.yaml: ok\n"
 
 
 def test_documentation_has_every_setting_and_variable():

@@ -24,7 +24,7 @@ def interrupted_torch(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-@pytest.mark.parametrize("program", [("tridal", "config"), ("-m", "tridal", "config"), ("-m", "tridal.run", "a.py")])
+@pytest.mark.parametrize("program", [("tridal", "config"), ("-m", "tridal.run", "a.py")])
 def test_interrupt_during_the_import_of_torch_ends_the_command(
     program: tuple[str, ...], interrupted_torch: str, tmp_path: Path
 ) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tridal.cli import tested_versions
-from tridal.cli.doctor import examine
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -33,32 +32,6 @@ def test_versions_outside_the_tested_range_give_a_warning(package: str) -> None:
             f"{package} {version} is {age} than the versions that tridal is tested with ({oldest} to {newest})" in line
         )
         assert "tridal check --all" in line
-
-
-def test_versions_that_are_not_tested_together_give_a_note() -> None:
-    for torch, triton in tested_versions.PAIRS:
-        assert tested_versions.notes({"torch": f"{torch}.1+cpu", "triton": f"{triton}.0"}) == []
-    (line,) = tested_versions.notes({"torch": "2.13.0+cpu", "triton": "3.9.0"})
-    assert line.startswith("torch 2.13.0+cpu and triton 3.9.0 are not tested together. Tested: torch 2.7 with triton")
-    assert "torch 2.13 with triton 3.7" in line
-    assert "tridal check --all" in line
-    (line,) = tested_versions.notes({"torch": "2.8.0", "triton": "3.4.0"})
-    assert "torch 2.8.0 and triton 3.4.0" in line
-    for versions in ({"torch": "2.13.0", "triton": None}, {"torch": None, "triton": "3.7"}):
-        assert tested_versions.notes(versions) == []
-    too_new = {"torch": "2.13.0", "triton": "9.0"}
-    assert tested_versions.notes(too_new) == []
-    assert len(tested_versions.warnings(too_new)) == 1
-
-
-def test_doctor_reports_untested_versions_and_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = metadata.version("torch")
-    monkeypatch.setattr(tested_versions, "TESTED", {"torch": ("1.0", "1.1")})
-    (line,) = examine()["warnings"]
-    assert line.startswith(f"torch {installed} is newer")
-    monkeypatch.setattr(tested_versions, "PAIRS", (("1.0", "3.0"), ("99.0", "99.0")))
-    monkeypatch.setattr(tested_versions, "TESTED", {"torch": ("1.0", "99.0"), "triton": ("3.0", "99.0")})
-    assert any(f"torch {installed} and triton" in note for note in examine()["notes"])
 
 
 def test_readme_states_the_tested_versions() -> None:

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from tridal import __version__, interrupts
 from tridal.cli import bench, broken, check, config, doctor, plan
 from tridal.cli.op_option import CommandWithOps
-from tridal.cli.output import file_errors, print_error
+from tridal.cli.output import file_errors, print_error, reserve_descriptor
 from tridal.errors import TridalError
 
 
@@ -78,4 +78,5 @@ def _root(
 def main() -> None:
     """Runs the command `tridal`."""
     interrupts.raise_at_interrupt()
+    reserve_descriptor()
     app()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -59,7 +57,7 @@ def bench(**values: Any) -> None:
         title = f"{workload.label} {workload.dtype} {workload.direction}"
         tasks.append(("measurements", title, partial(measuring.measure, workload, providers, device)))
     document = results.document(device, backend, providers, op, entry)
-    with _interruptible(), settings.use(device=options.device) if options.device else nullcontext():
+    with settings.use(device=options.device):
         _measure(tasks, document, folder)
         _report(document, folder, options.as_json)
     if document["interrupted"]:
@@ -97,28 +95,6 @@ def _measure(tasks: Sequence[_Task], document: dict[str, Any], folder: Path) -> 
     if document["interrupted"]:
         message = f"interrupted after {done} of {count(len(tasks), 'measurement')}"
         console(stderr=True).print(f"{message}: the results so far are kept" if done else message)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turns the first SIGTERM into a KeyboardInterrupt, as SIGINT. Ignores further ones.
-
-    The command `timeout` sends two SIGTERMs, and a user may press Ctrl-C twice. The second signal must not interrupt
-    the writing of the results. A SIGINT that is ignored stays ignored, as in the background jobs of a shell.
-    """
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-
-    def interrupt(number: int, _: object) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _report(document: Mapping[str, Any], folder: Path, as_json: bool) -> None:

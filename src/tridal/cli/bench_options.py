@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import BadParameter, Option
 
-from tridal.cli.op_option import CLASSES, DEVICES, DTYPES, MEASURED_OPS
+from tridal.cli.op_option import CLASSES, DTYPES, MEASURED_OPS, Device, Json
 from tridal.cli.op_option import PROVIDERS as PROVIDER_NAMES
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import TridalError, nearest
@@ -57,9 +57,7 @@ class BenchOptions:
             "Default: all that are installed and have the op; fewer on a CPU."
         ),
     ] = None
-    device: Annotated[
-        str | None, Option(help=f"The device to measure on: {DEVICES}. Default: the device chosen by the settings.")
-    ] = None
+    device: Device = None
     host: Annotated[bool, Option("--host", help="Measure the host time of a call instead of the grid.")] = False
     output: Annotated[
         Path | None, Option(help="The folder to write the files to. Default: a new folder in bench-results/.")
@@ -69,7 +67,7 @@ class BenchOptions:
         Path | None,
         Option("--from", metavar="FILE", help="Do not measure; make tables and plots of this results.json."),
     ] = None
-    as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False
+    as_json: Json = False
 
     @property
     def _suite(self) -> bool:

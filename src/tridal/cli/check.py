@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from tridal.cli.op_option import DEVICES, OPS, check_op, choose_device
-from tridal.cli.output import FAIL, PASS, console, escape, print_json, table, track
+from tridal.cli.op_option import OPS, Device, Json, check_op, choose_device
+from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, table, track
 from tridal.cli.plan import plan_as_dict, plan_table
-from tridal.cli.suite import run_suite
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, TridalError
 
 if TYPE_CHECKING:
-    from tridal.testing import Implementation
+    from tridal.testing import Implementation, Result
+
+_MAX_SHOWN = 20
+"""The largest number of failures that are printed."""
 
 _ALLOWED = 0.501e-4
 """Half a unit of the fourth decimal of the worked example, plus the rounding error of float32."""
 
 
 def check(
-    device: Annotated[
-        str | None,
-        typer.Option(help=f"The device to check: {DEVICES}. Default: the device chosen by the settings."),
-    ] = None,
+    device: Device = None,
     whole_suite: Annotated[bool, typer.Option("--all", help="Run the conformance suite of all ops too.")] = False,
     op: Annotated[
         list[str] | None,
@@ -41,7 +41,7 @@ def check(
             help="Run few small cases of the suite, which together hold each pair of traits.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check the kernels on a device, or in Triton's interpreter if there is no accelerator.
 
@@ -64,7 +64,7 @@ def check(
     report["plans"] = _make_plans(out)
     passed = [result["passed"] for result in (*report["unit_test"]["results"], report["worked_example"])]
     if whole_suite or ops:
-        suite, passed_in_suite = run_suite(backend, ops or None, quick, out)
+        suite, passed_in_suite = _run_suite(backend, ops or None, quick, out)
         report |= suite
         passed += passed_in_suite
     failed = passed.count(False)
@@ -185,3 +185,73 @@ def _make_plans(out: Console) -> list[dict[str, Any]]:
             out.print(f"\n[bold]Launch plan of the unit test on {planned[1].name}[/] (no such device is needed here)")
             out.print(plan_table(*planned))
     return plans
+
+
+def _run_suite(
+    backend: Backend, ops: Sequence[str] | None, quick: bool, out: Console
+) -> tuple[dict[str, Any], list[bool]]:
+    """Checks the declarations, and runs the cases, or few if `quick`, of the ops whose declarations are right.
+
+    Prints the results. Returns the report, and whether each check passed.
+    """
+    from tridal import testing
+    from tridal.ops import table as ops_table
+    from tridal.testing.raised import raised
+
+    declarations = testing.check_declarations(
+        ops, lambda checks: track(checks, lambda check: check[0], "checking declarations")
+    )
+    report: dict[str, Any] = {"declarations": [asdict(result) for result in declarations]}
+    _show_failures(declarations, out)
+    wrong = [result.name.partition(" ")[0] for result in declarations if not result.passed]
+    skipped = dict.fromkeys(wrong, "its declaration is wrong")
+    names = [name for name in ops or ops_table.ops() if name not in skipped]
+    if names and not wrong:
+        out.print(f"\n{PASS} {count(len(declarations), 'check')} of declarations", soft_wrap=True)
+    faults = {}
+    for name in names:
+        try:
+            testing.cases(backend, [name])
+        except Exception as error:  # of the declaration of a third party
+            faults[name] = raised(error)
+    suite: list[Result] = []
+    if names := [name for name in names if name not in faults]:
+        cases = testing.quick_cases(backend, names) if quick else testing.cases(backend, names)
+        suite = [testing.run_case(case, backend) for case in track(cases, lambda case: case.name, "conformance")]
+        _show_suite(suite, out)
+        report["suite"] = [asdict(result) for result in suite]
+    origins = {entry.name: entry.origin for entry in ops_table.registered()}
+    report["skipped"] = skipped | faults
+    for name, why in report["skipped"].items():
+        out.print(f"{FAIL} the suite skipped {name} ({origins[name]}): {escape(why)}", soft_wrap=True)
+    return report, [result.passed for result in (*declarations, *suite)] + [False] * len(faults)
+
+
+def _show_failures(results: Sequence[Result], out: Console) -> None:
+    """Prints the first failures."""
+    failures = [result for result in results if not result.passed]
+    for result in failures[:_MAX_SHOWN]:
+        out.print(f"{FAIL} {result.name}: {escape(result.message or '')}", soft_wrap=True)
+    if len(failures) > _MAX_SHOWN:
+        out.print(f"and {len(failures) - _MAX_SHOWN} more; the option --json lists them all")
+
+
+def _show_suite(results: Sequence[Result], out: Console) -> None:
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        op, direction, _ = result.name.split(" ", 2)
+        groups.setdefault((op, direction), []).append(result)
+    lines = []
+    for (op, direction), group in sorted(groups.items()):
+        failed = sum(not result.passed for result in group)
+        largest = "see below"
+        if not failed:
+            share, name = max((r.error / r.tolerance, r.name) for r in group if r.tolerance)
+            largest = f"{share:.0%} [dim]{name.removeprefix(f'{op} {direction} ')}[/]"
+        shown_failed = f"[red]{failed}[/]" if failed else "0"
+        seconds = f"{sum(result.seconds for result in group):.1f}"
+        lines.append((op, direction, str(len(group) - failed), shown_failed, largest, seconds))
+    headings = ("op", "direction", "passed", "failed", "largest error, in % of its tolerance", "seconds")
+    out.print("\n[bold]Conformance suite[/], compared with float64")
+    out.print(table(headings, lines, right=("passed", "failed", "seconds")))
+    _show_failures(results, out)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tridal.cli.output import console, escape, print_json, table
-from tridal.cli.stdout import stdout
+from tridal.cli.op_option import Json
+from tridal.cli.output import console, escape, print_json, stdout, table
 from tridal.devices import registry, settings, settings_file
 from tridal.devices.setting_table import DEFAULT, FIELDS
 from tridal.devices.settings import Settings
@@ -19,7 +19,7 @@ from tridal.errors import DeviceUnavailableError, SettingsError, TridalError
 
 
 def config(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     check: Annotated[
         Path | None,
         typer.Option(

@@ -6,13 +6,14 @@ import platform
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from tridal import __version__
 from tridal.cli import broken, tested_versions
 from tridal.cli.config import effective, settings_table
+from tridal.cli.op_option import Json
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
 from tridal.devices import registry, setting_table, settings, settings_file
 from tridal.devices.entry_points import describe_error, unreadable
@@ -23,7 +24,7 @@ _SLOW = 1.0  # seconds of one call of a plugin
 _YES_NO = {True: "[green]yes[/]", False: "no"}
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(as_json: Json = False) -> None:
     """Show versions, backends, ops, devices and settings.
 
     The exit code is 1 if the device chosen by the settings cannot be used.
@@ -70,7 +71,7 @@ def examine() -> dict[str, Any]:
         "settings": effective_settings,
         "device": chosen_device,
         "fallbacks": _fallbacks(),
-        "notes": tested_versions.notes(versions) + _notes(),
+        "notes": _notes(),
     }
 
 

@@ -6,13 +6,13 @@ import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pkgutil import resolve_name
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from tridal.cli import broken
-from tridal.cli.stdout import reserved
+from tridal.cli.output import reserved
 from tridal.devices import registry, settings
 from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
@@ -21,6 +21,11 @@ from tridal.errors import DTypeError, PlanError, UnknownDeviceError
 OPS, MEASURED_OPS, KERNELS, DEVICES = "<ops>", "<measured ops>", "<ops and gradients>", "<devices>"
 ARCHITECTURES, DTYPES, PROVIDERS, CLASSES = "<architectures>", "<dtypes>", "<providers>", "<classes of shapes>"
 """Placeholders in help texts. The help shows the accepted values instead."""
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Device: TypeAlias = Annotated[
+    str | None, typer.Option(help=f"The device: {DEVICES}. Default: the device chosen by the settings.")
+]
+"""Options of several commands."""
 _WITH_TORCH = {
     OPS: "tridal.ops.table:ops",
     MEASURED_OPS: "tridal.benchmarks.op_benchmark:measured_ops",

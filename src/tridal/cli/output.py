@@ -1,25 +1,22 @@
-"""Output of the commands: JSON for scripts, tables and progress bars for users, and errors in one sentence."""
+"""Output of the commands: stdout for it alone, JSON, tables, progress, and errors in one sentence."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TextIO, TypeVar
+from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
+from typing import Any, TextIO, TypeVar
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console as RichConsole
+from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-
-from tridal.cli.stdout import stdout
 
 __all__ = [
     "FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "size", "table", "track",
@@ -30,36 +27,35 @@ SECONDS_PER_LINE = 10.0
 """Time between two lines of progress, if stderr is no terminal."""
 _BROKEN_PIPE = 141  # exit code of a process that SIGPIPE ends
 _FILE_WIDTH = 120  # width of tables in a file or a pipe
-_UNLIMITED = 1 << 16
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
+_own: ContextVar[TextIO | None] = ContextVar("tridal_stdout", default=None)
 
 
-class Console(RichConsole):
-    """A console that pads no lines in a file or a pipe, and raises BrokenPipeError if the reader of a pipe has ended.
+def stdout() -> TextIO:
+    """Returns the stream for the output of the command."""
+    return _own.get() or sys.stdout
 
-    Rich pads the lines of tables with spaces, and would exit without a message.
+
+@contextmanager
+def reserved() -> Iterator[None]:
+    """Redirects `sys.stdout` to stderr in the block, so that what plugins print is not in the command's output."""
+    token = _own.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _own.reset(token)
+
+
+def reserve_descriptor() -> None:
+    """Lets the file descriptor of stdout, to which C libraries and child processes write, be that of stderr.
+
+    `sys.stdout` gets a new descriptor. Does nothing if a test or a notebook has replaced `sys.stdout`.
     """
-
-    breaks_words = True
-    """Whether a table that does not fit in the width breaks words. If not, its lines are as long as needed."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Prints objects as rich does."""
-        if self.is_terminal:
-            super().print(*objects, **options)
-            return
-        width, unlimited = self.width, self.options.update(width=_UNLIMITED)
-        least = (Measurement.get(self, unlimited, each).minimum for each in objects if isinstance(each, Table))
-        with self.capture() as captured:
-            self.width = width if self.breaks_words or max(least, default=0) <= width else _UNLIMITED
-            super().print(*objects, **options)
-            self.width = width
-        self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
-        self.file.flush()
-
-    def on_broken_pipe(self) -> NoReturn:
-        """Raises the error that is being handled."""
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    before = sys.__stdout__
+    if before is not None and before is sys.stdout and sys.stderr is not None:
+        sys.stdout = os.fdopen(os.dup(1), "w", encoding=before.encoding, errors=before.errors)
+        os.dup2(sys.stderr.fileno(), 1)
 
 
 def print_error(message: str) -> None:
@@ -118,8 +114,7 @@ def console(stderr: bool = False, quiet: bool = False) -> Console:
     """Returns a console for stdout or stderr, without automatic highlighting."""
     result = Console(file=sys.stderr if stderr else stdout(), quiet=quiet, highlight=False)
     if not result.is_terminal:
-        columns = shutil.get_terminal_size((0, 0)).columns
-        result.width, result.breaks_words = columns or _FILE_WIDTH, bool(columns)
+        result.width = shutil.get_terminal_size((_FILE_WIDTH, 0)).columns
     return result
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from tridal.cli.op_option import ARCHITECTURES, DEVICES, DTYPES, KERNELS, wrong_usage
-from tridal.cli.output import console, count, escape, grid, print_json, size
-from tridal.cli.stdout import stdout
+from tridal.cli.op_option import ARCHITECTURES, DTYPES, KERNELS, Device, Json, wrong_usage
+from tridal.cli.output import console, count, escape, grid, print_json, size, stdout
 from tridal.devices.types import DTYPE_ALIASES, Backend, DeviceProperties
 from tridal.errors import PlanError
 
@@ -42,15 +41,12 @@ def plan(
     dtype: Annotated[str, typer.Option(help=f"One of {DTYPES}.")] = "float32",
     op: Annotated[str | None, typer.Option(help=f"An op or its gradient: {KERNELS}. Default: the first one.")] = None,
     dim: Annotated[int, typer.Option(help="-1 reduces each row, 0 reduces each column.")] = -1,
-    device: Annotated[
-        str | None,
-        typer.Option(help=f"Plan for this present device: {DEVICES}. Default: the device chosen by the settings."),
-    ] = None,
+    device: Device = None,
     arch: Annotated[
         str | None,
         typer.Option(help=f"Plan for this architecture. Its device need not be present. One of {ARCHITECTURES}."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     source: Annotated[bool, typer.Option("--source", help="Print only the source of the kernel that runs.")] = False,
 ) -> None:
     """Show the launch plan of a contiguous ROWS x COLS matrix.

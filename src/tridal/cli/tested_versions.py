@@ -32,16 +32,6 @@ def warnings(versions: Mapping[str, str | None]) -> list[str]:
     return lines
 
 
-def notes(versions: Mapping[str, str | None]) -> list[str]:
-    """Returns one line if torch and Triton are within the tested ranges, but were not tested together."""
-    torch, triton = versions["torch"], versions["triton"]
-    tested = [tuple(map(_minor, pair)) for pair in PAIRS]
-    if torch is None or triton is None or warnings(versions) or (_minor(torch), _minor(triton)) in tested:
-        return []
-    found = f"torch {torch} and triton {triton} are not tested together. Tested: {as_text()}"
-    return [f"{found}. Run `tridal check --all` to test them on this device"]
-
-
 def _minor(version: str) -> tuple[int, ...]:
     """Returns (major, minor)."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
