@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.colors import to_rgba
 from model_results import Result
 
-from tridal.benchmarks.plot_style import PIXEL, QUIET, SMALL, Picture, emphasis, look_of, make_figure
+from tridal.benchmarks.plot_style import QUIET, SMALL, Picture, emphasis, look_of, make_figure
 from tridal.benchmarks.providers import OURS
 
 SHOWN = {
@@ -27,7 +27,7 @@ NAMES = {
 TITLES = {"training": "Training steps, forward and backward", "decoding": "Greedy decoding with a cache"}
 PANELS = {"tokens_per_second": "tokens/s, unchanged = 1", "peak_gib": "peak memory, GiB"}
 NOTE = "tridal: tridal.kernelize(model), and with fused_loss=True. Medians, random weights."
-ROW, LEFT, RIGHT = 21, 136, 44  # height of a row, and widths of the names and of the values, in CSS pixels
+ROW = 0.22  # height of a row in inches
 REASON = 34  # letters
 
 
@@ -43,16 +43,17 @@ class Bar(NamedTuple):
 def draw_bars(axis: Any, bars: Sequence[Bar], limit: float, names: Mapping[int, tuple[str, str]]) -> None:
     """Draws horizontal bars with their values, from the top down. The panel's width is the value `limit`.
 
-    `names` are the texts to the left of the panel at each y, in the style of a provider: (provider, text).
+    `names` are the texts to the left of the panel at each y, in the style of a provider: (provider, text). A text of no
+    provider is a heading.
     """
     axis.set_yticks(list(names), [text for _, text in names.values()])
     for tick, (provider, _) in zip(axis.get_yticklabels(), names.values(), strict=True):
-        tick.set(**emphasis(provider))
+        tick.set(**(emphasis(provider) if provider else {"fontweight": "bold"}))
     axis.set(xlim=(0, limit), ylim=(max(names) + 0.5, -0.5))
     axis.xaxis.set_visible(False)
     axis.grid(visible=False)
     axis.spines["bottom"].set_visible(False)
-    place = {"xytext": (5 * PIXEL, 0), "textcoords": "offset points", "va": "center_baseline"}
+    place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center_baseline"}
     for bar in bars:
         color = look_of(bar.provider).light
         strength = 1.0 if bar.provider == OURS else 0.45
@@ -76,10 +77,8 @@ def _plot_work(work: str, results: Sequence[Result], bases: Mapping[str, float],
     rows: list[str | Result] = []
     for model in bases:
         rows += [model, *(result for result in results if result.model == model)]
-    figure, axes = make_figure(
-        TITLES[work], f"Hugging Face models on {device}", caption, [(ROW * len(rows), 6)],
-        columns=len(keys), left=LEFT, right=RIGHT,
-    )  # fmt: skip
+    subtitle = f"Hugging Face models on {device}"
+    figure, axes = make_figure(TITLES[work], subtitle, caption, [ROW * len(rows)], columns=len(keys))
     texts: dict[int, list[str]] = {}
     for axis, key in zip(axes, keys, strict=True):
         bars, reasons = [], {}
@@ -95,17 +94,15 @@ def _plot_work(work: str, results: Sequence[Result], bases: Mapping[str, float],
             bars.append(Bar(y, SHOWN[row.provider][0], value, text))
             texts.setdefault(y, []).append(text if key == "tokens_per_second" else f"{text} GiB")
         axis.set_title(PANELS[key])
-        names = {y: SHOWN[row.provider] for y, row in enumerate(rows) if not isinstance(row, str)}
+        names = {
+            y: ("", NAMES.get(row, row)) if isinstance(row, str) else SHOWN[row.provider] for y, row in enumerate(rows)
+        }
         draw_bars(axis, bars, max(bar.value for bar in bars), names)
         if axis is not axes[0]:
             axis.set_yticklabels([])
             continue
         for y, reason in reasons.items():
-            axis.text(0, y, f" {reason}", color=QUIET, fontsize=SMALL * PIXEL, va="center_baseline")
-        for y, row in enumerate(rows):
-            if isinstance(row, str):
-                place = {"transform": axis.get_yaxis_transform(), "va": "center_baseline", "fontweight": "bold"}
-                axis.text((10 - LEFT) / axis.bbox.width, y + 0.1, NAMES.get(row, row), **place)
+            axis.text(0, y, f" {reason}", color=QUIET, fontsize=SMALL, va="center_baseline")
     return Picture(work, _describe(work, rows, texts), lambda: figure)
 
 
