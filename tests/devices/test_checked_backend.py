@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from backend_helpers import FakeBackend
 from tridal.devices import registry
 from tridal.devices.checked_backend import CheckedBackend, forget_answers
-from tridal.devices.plugin_data import wrong_fields
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Problem, Resources
 from tridal.errors import DeviceUnavailableError, PluginError
 
@@ -56,21 +54,6 @@ def test_data_of_subclasses_becomes_that_of_the_protocol() -> None:
     assert probed == [CONFIG]
     assert backend.properties(0) == DEVICE
     assert backend.architectures() == {"fake1": DEVICE}
-
-
-def test_attributes_are_read_once() -> None:
-    class Flapping(FakeBackend):
-        @property
-        def interpreted(self) -> bool:  # type: ignore[override]
-            self.__dict__["flip"] = not self.__dict__.get("flip", False)
-            return self.__dict__["flip"]
-
-        @interpreted.setter
-        def interpreted(self, value: bool) -> None:
-            pass
-
-    backend = checked(Flapping())
-    assert [backend.interpreted, backend.interpreted] == [True, True]
 
 
 def test_members_that_describe_the_machine_are_called_once_until_the_registry_changes() -> None:
@@ -125,14 +108,6 @@ def test_exception_of_a_member_is_not_cached() -> None:
     assert checked(plugin).properties(0) == DEVICE
 
 
-def test_reason_of_several_lines_is_shortened_to_one() -> None:
-    reason = checked(FakeBackend(reason="no\n driver" + "x" * 9999)).unavailable()
-    assert reason is not None
-    assert reason.startswith("no driverxxx")
-    assert " ... xxx" in reason
-    assert len(reason) <= 500
-
-
 @pytest.mark.usefixtures("no_plugins")
 def test_backend_without_a_device_is_unavailable() -> None:
     registry.register(FakeBackend(count=0))
@@ -141,23 +116,6 @@ def test_backend_without_a_device_is_unavailable() -> None:
     assert registry.serving("faketype") is None
     with pytest.raises(DeviceUnavailableError, match=r"'fake' is not available here: there is no device"):
         registry.resolve("fake")
-
-
-def test_own_reason_of_a_plugin_precedes_the_number_of_devices() -> None:
-    assert checked(FakeBackend(count=0, reason="no driver")).unavailable() == "no driver"
-
-
-def test_exception_inside_a_guard_stays_as_it_is() -> None:
-    error = ValueError("a launch failed")
-    with pytest.raises(ValueError, match="a launch failed") as raised, checked(FakeBackend()).entered(0):
-        raise error
-    assert raised.value is error
-
-
-def test_aliases_are_a_tuple_of_texts() -> None:
-    for aliases in (["t1"], (1,), "t1"):
-        found = [name for name, _, _ in wrong_fields(replace(DEVICE, aliases=aliases))]  # type: ignore[arg-type]
-        assert found == ["aliases"], aliases
 
 
 @pytest.fixture(autouse=True)

@@ -17,14 +17,11 @@ pytestmark = pytest.mark.usefixtures("fresh_registry")
 
 LOADING = {
     "raise RuntimeError('no luck')": "it could not be loaded: RuntimeError: no luck",
-    "raise RuntimeError('no\\n  luck')": "it could not be loaded: RuntimeError: no luck",
     "raise RuntimeError('x' * 9999)": " ... xxx",
     "class Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd": "it could not be loaded: Odd",
     "raise SystemExit(3)": "it could not be loaded: SystemExit: 3",
-    "class Odd(BaseException): pass\nraise Odd": "it could not be loaded: Odd",
     "import no_such_module": "No module named 'no_such_module'",
     "from tridal.types import with_row_range": "tridal.types has no with_row_range, which belongs to protocol 1",
-    "def backend(:": "it could not be loaded: SyntaxError",
     "": "it could not be loaded: AttributeError: module 'badly' has no attribute 'backend'",
     "backend = None": "it lacks protocol, name, device_type, dtypes",
 }  # fmt: skip
@@ -40,11 +37,9 @@ MEMBERS = {
     "Toy.protocol = '1'": "protocol: expected an integer, found '1'",
     "Toy.plan = lambda self, problem, device, probe: None":
         "plan: expected the parameters (problem, device, probe, options), found (problem, device, probe)",
-    "Toy.stream = lambda self, index, priority: 0": "stream: expected the parameters (index), found (index, priority)",
     "Toy.stream = 0": "stream: expected a method, found 0",
     "Toy.dtypes = ['float32']": "dtypes: expected a Set, found ['float32']",
     "Toy.dtypes = {'float23'}": "dtypes: unknown 'float23'; did you mean 'float32'",
-    "import torch\nToy.dtypes = {torch.float32}": "dtypes: unknown 'torch.float32'; did you mean 'float32'",
     "Toy.schedules = {'whole_row', 'column_lop'}":
         "schedules: unknown 'column_lop'; did you mean 'column_loop'? (known: whole_row, cooperative, column_loop)",
     "Toy.schedules = set()": "schedules: expected at least one of whole_row",
@@ -88,12 +83,8 @@ def test_fault_at_loading_is_recorded_and_logged_once(
     ("name", "expected"),
     [
         ("auto", "name: 'auto' is reserved"),
-        ("cpu", "name: 'cpu' is reserved"),
-        ("meta", "name: 'meta' is reserved"),
         ("xpu", "name: 'xpu' is a device type of torch, so a backend with device_type 'faketype' cannot have it"),
         ("Bad", "name: expected lower-case letters and digits, found 'Bad'"),
-        ("bad_er", "name: expected lower-case letters and digits, found 'bad_er'"),
-        ("1bad", "name: expected lower-case letters and digits, found '1bad'"),
         ("b-d", "name: expected lower-case letters and digits, found 'b-d'"),
     ],
 )

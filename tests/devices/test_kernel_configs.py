@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,10 @@ import pytest
 import torch
 
 import tridal
-from backend_helpers import FakeBackend
-from cli_helpers import run, run_json
+from cli_helpers import run
 from tridal.devices import settings
-from tridal.devices.types import KernelConfig, LaunchPlan
+from tridal.devices.types import LaunchPlan
 from tridal.errors import PlanError, SettingsError
-from tridal.ops import planning, table
 from tridal.runtime import launch
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -66,22 +63,6 @@ def test_first_entry_that_applies_is_used() -> None:
     assert planned(*entries).reason.startswith("tridal.use: kernel_configs[1] ")
 
 
-def test_cooperative_programs_follow_from_the_columns() -> None:
-    pytest.importorskip("triton")
-    blocks = {"schedule": "cooperative", "rows": 1, "cols": 4096, "num_warps": 8}
-    for cols, programs in ((20_000, 5), (32_768, 8)):
-        found = planned(entry(blocks, [16_384, 40_000]), cols=cols, device=None, arch="h100")
-        assert found.config.programs_per_row == programs
-        assert found.launched_programs % programs == 0
-        assert found.launched_programs <= 132 * (found.occupancy or 0)
-
-
-def test_batch_invariant_plan_has_the_configuration() -> None:
-    with tridal.use(batch_invariant=True):
-        found = planned(entry(LOOP))
-    assert found.config.schedule == "column_loop"
-
-
 @pytest.fixture
 def schedules(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The schedules of all plans that are made, in order."""
@@ -105,85 +86,7 @@ def test_prepared_calls_of_a_block_are_used_in_an_equal_block_and_not_outside(sc
     assert schedules == ["column_loop", "whole_row"]
 
 
-def test_gradient_of_a_call_has_its_configuration() -> None:
-    x = torch.randn(6, 1000, requires_grad=True)
-    with tridal.use(device="interpreter", kernel_configs=[entry(ROWS, kernel="softmax_backward")]):
-        tridal.softmax(x).backward(torch.ones_like(x))
-    assert x.grad is not None
-    torch.testing.assert_close(x.grad, torch.zeros_like(x), atol=1e-6, rtol=0)
-
-
-def test_configurations_are_shown() -> None:
-    with tridal.use(kernel_configs=[entry(ROWS)]):
-        text = "softmax float32 1000 to 1000 columns: schedule: whole_row, rows: 2, cols: 1024, num_warps: 8"
-        assert run_json("config")["settings"]["kernel_configs"] == {"value": [text], "source": "tridal.use"}
-
-
 # -- errors
-
-
-@pytest.fixture(params=["tridal.use", "environment TRIDAL_KERNEL_CONFIGS", "tridal.yaml:2"])
-def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Any]]:
-    """The start of an error's message, and put(value), which sets the setting."""
-    import json
-
-    with ExitStack() as stack:
-
-        def put(value: Any) -> None:
-            if request.param == "tridal.use":
-                stack.enter_context(tridal.use(kernel_configs=value))
-                return
-            if request.param == "tridal.yaml:2":
-                Path("tridal.yaml").write_text(f"device: cpu\nkernel_configs: {json.dumps(value)}\n")
-            else:
-                monkeypatch.setenv("TRIDAL_KERNEL_CONFIGS", json.dumps(value))
-            settings.reload()
-
-        yield f"{request.param}: kernel_configs", put
-
-
-WRONG: list[tuple[Any, str]] = [
-    ({"kernel": "softmax"}, ": expected a list of mappings with the keys kernel, dtype, cols and config, found "),
-    ([5], "[0]: expected a mapping with the keys kernel, dtype, cols, config, found 5"),
-    ([{**entry(ROWS), "columns": 5}], "[0]: no key is called 'columns'; did you mean 'cols'? (known: kernel, "),
-    ([entry(ROWS), {"kernel": "softmax", "cols": 8}], "[1]: dtype, config: missing"),
-    ([entry(ROWS, dtype="bf61")], "[0]: dtype: expected one of float16, bfloat16, float32, float64, found 'bf61'"),
-    *(([entry(ROWS, cols)], "[0]: cols: expected a positive integer or [first, last], found ")
-      for cols in (0, "8", [8], [9, 8], [1, 2, 3], True, {})),
-    ([entry({"rows": 1, "cols": 8})], "[0]: config: schedule: missing"),
-    ([{**entry(ROWS), "config": 5}], "[0]: config: expected a mapping with the keys schedule, rows, cols, found 5"),
-    ([entry({**ROWS, "warps": 4})], "[0]: config: no key is called 'warps'; did you mean 'num_warps'? (known: "),
-    ([entry({**ROWS, "schedule": "loop"})], "[0]: config: no schedule is called 'loop'"),
-    ([entry({**ROWS, "num_warps": 3})], "[0]: config: num_warps: expected a power of two, found 3"),
-    ([entry({**ROWS, "reload": 1})], "[0]: config: reload: expected True or False, found 1"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("value", "message"), WRONG, ids=str)
-def test_wrong_value_names_the_source_the_entry_and_the_field(
-    source: tuple[str, Any], value: Any, message: str
-) -> None:
-    start, put = source
-    with pytest.raises(SettingsError) as raised:
-        put(value)
-    assert str(raised.value).startswith(start + message)
-
-
-def test_unknown_kernel_names_the_setting_in_plans_calls_and_the_check_of_a_file(no_settings: Path) -> None:
-    message = "kernel_configs[0]: kernel: unknown op 'sofmax'; did you mean 'softmax'"
-    wrong = entry(ROWS, kernel="sofmax")
-    with pytest.raises(SettingsError) as raised:
-        planned(wrong)
-    assert str(raised.value).startswith(f"tridal.use: {message}")
-    with (
-        tridal.use(device="interpreter", kernel_configs=[wrong]),
-        pytest.raises(SettingsError, match="kernel: unknown op 'sofmax'"),
-    ):
-        tridal.softmax(torch.randn(3, 77))
-    (no_settings / "tridal.yaml").write_text(f"kernel_configs: [{wrong}]\n")
-    assert message in " ".join(run("config", "--check", "tridal.yaml", code=1).output.split())
-    settings.reload()
-    assert message in " ".join(run("config", code=1).output.split())
 
 
 @pytest.mark.parametrize(
@@ -209,21 +112,6 @@ def test_impossible_configuration_names_the_setting_and_the_field(
     assert str(raised.value).startswith(f"tridal.use: kernel_configs[0]: {message}")
 
 
-class Ignoring(FakeBackend):
-    """A backend whose plans are always the same."""
-
-    def plan(self, *arguments: Any) -> LaunchPlan:
-        return LaunchPlan(KernelConfig("whole_row", 1, 1024), 1, "always the same")
-
-
-def test_backend_that_ignores_the_configuration_is_named() -> None:
-    backend: Any = Ignoring()
-    with tridal.use(kernel_configs=[entry(ROWS)]):
-        overrides = table.kernel_configs(settings.current())
-    with pytest.raises(PlanError, match=r"kernel_configs\[0\]: config: rows = 2, but backend 'fake' plans 1 for this"):
-        launch.plan(planning.matrix_call(8, 1000), backend, backend.properties(0), {}, overrides=overrides)
-
-
 def test_example_of_the_documentation_is_valid_and_applies(no_settings: Path) -> None:
     pytest.importorskip("triton")
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
@@ -233,3 +121,42 @@ def test_example_of_the_documentation_is_valid_and_applies(no_settings: Path) ->
     for index, op, cols, dtype in ((0, "softmax_backward", 12_672, "bfloat16"), (1, "softmax", 128_256, "bfloat16")):
         found = tridal.plan(4096, cols, op=op, dtype=dtype, arch="h100")
         assert found.reason.startswith(f"tridal.yaml:1: kernel_configs[{index}] sets the configuration; ")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"kernel": "softmax"}, ": expected a list of mappings with the keys kernel, dtype, cols and config, found "),
+        ([5], "[0]: expected a mapping with the keys kernel, dtype, cols, config, found 5"),
+        ([entry(ROWS), {"kernel": "softmax", "cols": 8}], "[1]: dtype, config: missing"),
+        ([entry(ROWS, dtype="bf61")], "[0]: dtype: expected one of float16, bfloat16, float32, float64, found 'bf61'"),
+        *(
+            ([entry(ROWS, cols)], "[0]: cols: expected a positive integer or [first, last], found ")
+            for cols in (0, "8", [9, 8], True)
+        ),
+        ([entry({**ROWS, "warps": 4})], "[0]: config: no key is called 'warps'; did you mean 'num_warps'? (known: "),
+        ([entry({**ROWS, "schedule": "loop"})], "[0]: config: no schedule is called 'loop'"),
+        ([entry({**ROWS, "num_warps": 3})], "[0]: config: num_warps: expected a power of two, found 3"),
+    ],
+    ids=str,
+)
+def test_wrong_value_names_the_source_the_entry_and_the_field(
+    value: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIDAL_KERNEL_CONFIGS", json.dumps(value))
+    for start, attempt in (
+        ("tridal.use", lambda: tridal.use(kernel_configs=value)),
+        ("environment TRIDAL_KERNEL_CONFIGS", settings.reload),
+    ):
+        with pytest.raises(SettingsError) as raised:
+            attempt()
+        assert str(raised.value).startswith(f"{start}: kernel_configs{message}")
+
+
+def test_unknown_kernel_names_the_setting_in_plans_and_the_check_of_a_file(no_settings: Path) -> None:
+    message = "kernel_configs[0]: kernel: unknown op 'sofmax'; did you mean 'softmax'"
+    with pytest.raises(SettingsError) as raised:
+        planned(entry(ROWS, kernel="sofmax"))
+    assert str(raised.value).startswith(f"tridal.use: {message}")
+    (no_settings / "tridal.yaml").write_text(f"kernel_configs: [{entry(ROWS, kernel='sofmax')}]\n")
+    assert message in " ".join(run("config", "--check", "tridal.yaml", code=1).output.split())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 
 import pytest
 
-from backend_helpers import BUNDLED, assert_others_work, at_the_same_time, run_python, toy_source
-from tridal.devices import entry_points, registry, settings
-from tridal.devices.types import Backend
+from backend_helpers import BUNDLED, assert_others_work, at_the_same_time, toy_source
+from tridal.devices import registry, settings
 from tridal.errors import PluginError, SettingsError
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
@@ -37,30 +35,11 @@ def messages_about(caplog, origin: str) -> list[str]:
 # -- discovery
 
 
-def test_bundled_backends_are_discovered_and_come_first(install_plugin):
-    install_plugin("aaa", {"aaa": "aaa:backend"}, toy_source("aaa"))
-    entries = registry.registered()
-    names, count = [entry.name for entry in entries], len(BUNDLED)
-    assert names[:count] == sorted(BUNDLED)
-    assert "aaa" in names[count:]
-    for entry in entries[:count]:
-        assert entry.fault is None, entry
-        assert entry.origin.startswith("tridal ")
-        assert isinstance(entry.backend, Backend)
-
-
 def test_threads_discover_plugins_only_once(install_plugin, caplog):
     install_plugin("badly", {"bad": "badly:backend"}, "import time\ntime.sleep(0.1)\nraise RuntimeError('x')")
     results = at_the_same_time(*[registry.registered] * 8)
     assert all(entries is results[0] for entries in results)
     assert len(messages_about(caplog, "badly 1.0")) == 1
-
-
-def test_import_of_tridal_loads_no_backend_and_no_vendor_module():
-    loaded = json.loads(run_python("import json, sys, torch, tridal; print(json.dumps(list(sys.modules)))"))
-    unwanted = ("triton", "torch_npu", "tridal_", "tridal.kernels.numerics", "typer", "rich")
-    assert [name for name in loaded if name.startswith(unwanted)] == []
-    assert "tridal.devices.registry" in loaded
 
 
 # -- broken plugins
@@ -91,23 +70,6 @@ def test_keyboard_interrupt_while_loading_is_raised_and_loading_is_tried_again(i
     assert_others_work()
 
 
-def test_distribution_with_unreadable_metadata_is_reported_and_ignored(install_plugin, tmp_path):
-    install_plugin("fine", {"fine": "fine:backend"}, toy_source("fine"))
-    install_plugin("nonsense", {})
-    (tmp_path / "nonsense-1.0.dist-info/entry_points.txt").write_text("[tridal.backends]\nno equals sign\n")
-    install_plugin("nameless", {"nameless": "fine:backend"})
-    (tmp_path / "nameless-1.0.dist-info/METADATA").unlink()
-    assert {entry.name for entry in registry.registered()} >= BUNDLED | {"fine"}
-    assert len([*entry_points.unreadable()]) == 2
-
-
-@pytest.mark.parametrize("value", ["", "::", "a b:c"])
-def test_entry_point_that_names_no_object_is_a_fault(install_plugin, value):
-    install_plugin("wrong", {"wrong": value})
-    (entry,) = (entry for entry in registry.registered() if entry.name == "wrong")
-    assert entry.fault == f"its entry point is {value!r}, expected 'module:object'"
-
-
 # -- names that are already in use
 
 
@@ -129,16 +91,6 @@ def test_first_distribution_in_sort_order_keeps_a_shared_name(install_plugin):
     assert registry.get("same") is entries[0].backend
     assert entries[0].backend.plugin is sys.modules["Ape_Ling"].backend
     assert entries[1].fault == "shadowed: ape-ling 2.5 already uses this name"
-
-
-def test_distribution_that_is_on_the_path_twice_is_loaded_once(install_plugin, tmp_path, monkeypatch):
-    install_plugin("twice", {"twice": "twice:backend"}, toy_source("twice"))
-    second_folder = tmp_path / "again"
-    second_folder.mkdir()
-    (tmp_path / "twice-1.0.dist-info").rename(second_folder / "twice-0.9.dist-info")
-    install_plugin("twice", {"twice": "twice:backend"}, toy_source("twice"))
-    monkeypatch.syspath_prepend(second_folder)
-    assert [entry.name for entry in registry.registered()].count("twice") == 1
 
 
 # -- the setting `plugins`
@@ -201,8 +153,3 @@ def test_unknown_name_in_plugins_raises_settings_error_with_a_suggestion(install
     settings.reload()
     registry.serving("cpu")
     assert {backend.name for backend in registry.loaded()} == {"toya"}
-
-
-def test_plugins_of_the_distribution_of_tridal_are_bundled() -> None:
-    assert entry_points.is_bundled("tridal 0.2.0") is True
-    assert entry_points.is_bundled("tridal-other 1.0") is False

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hypothesis
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from backend_helpers import BUNDLED, FakeBackend
 from tridal.devices import backend_table, registry, settings
@@ -57,33 +54,6 @@ def test_unknown_name_suggests_similar_and_lists_known_names(look_up, name, hint
     assert str(raised.value).startswith(f"no device is called {name!r}{suggested} (known: auto, broken, cpu, cuda,")
     assert isinstance(raised.value, ValueError)
     assert isinstance(raised.value, TridalError)
-
-
-@pytest.mark.usefixtures("no_plugins")
-def test_unavailable_backend_gives_reason_and_install_command():
-    registry.register(FakeBackend(reason="no driver"))
-    for attempt in (registry.available, registry.resolve):
-        with pytest.raises(DeviceUnavailableError) as raised:
-            attempt("fake")
-        assert str(raised.value) == (
-            "'fake' is not available here: no driver. To get it: pip install fake. "
-            "To use the first available device: 'auto'"
-        )
-
-
-@pytest.mark.usefixtures("no_plugins")
-def test_backend_that_raises_in_unavailable_is_unavailable():
-    class FailingBackend(FakeBackend):
-        def unavailable(self) -> str | None:
-            raise OSError("driver is odd")
-
-    registry.register(FailingBackend())
-    with pytest.raises(
-        DeviceUnavailableError, match=r"fault: backend 'fake' .*: unavailable\(\) raised OSError: driver is odd"
-    ):
-        registry.available("fake")
-    assert registry.serving("faketype") is None
-    assert registry.resolve("auto") == (None, "cpu")
 
 
 # -- registration in code
@@ -161,22 +131,6 @@ def test_setting_device_chooses_among_backends_of_one_type():
             assert registry.serving("faketype").plugin is plain
 
 
-def test_serving_uses_the_settings_argument():
-    with settings.use(device="interpreter") as changed:
-        pass
-    assert registry.serving("cpu") is None
-    assert registry.serving("cpu", changed) is registry.get("interpreter")
-
-
-def test_known_types_adds_valid_device_types():
-    with settings.use(device="xyz"):
-        assert registry.serving("xyz") is None
-        assert registry.serving("cpu", known_types=("xyz",)) is None
-    assert registry.resolve("xyz:2", ("xyz",)) == (None, "xyz:2")
-    with pytest.raises(UnknownDeviceError):
-        registry.resolve("xyz")
-
-
 @pytest.mark.usefixtures("no_plugins")
 def test_serving_is_cached_by_settings_and_the_cache_is_bounded():
     fake = FakeBackend()
@@ -221,41 +175,7 @@ def test_compiled_cpu_backend_serves_only_if_it_is_named():
     assert registry.resolve("auto") == (registry.get(accelerator.name), "faketype")
 
 
-@pytest.mark.usefixtures("no_plugins")
-@pytest.mark.parametrize(("count", "expected"), [(1, "1 device,"), (2, "2 devices, counted from 0")])
-def test_index_out_of_range_gives_the_number_of_devices(count, expected):
-    registry.register(FakeBackend(count=count))
-    for name in (f"fake:{count}", f"faketype:{count}", "fake:99999999999999999999"):
-        with pytest.raises(DeviceUnavailableError) as raised:
-            registry.resolve(name)
-        assert f"{name!r} is not here: backend 'fake' has {expected}" in str(raised.value)
-
-
-def test_index_of_a_type_without_backend_is_checked():
-    for kind in ("cpu", "meta"):
-        assert registry.resolve(f"{kind}:0") == (None, f"{kind}:0")
-        with pytest.raises(DeviceUnavailableError) as raised:
-            registry.resolve(f"{kind}:3", source="environment TRIDAL_DEVICE: device: ")
-        assert str(raised.value) == (
-            f"environment TRIDAL_DEVICE: device: '{kind}:3' is not here: '{kind}' has 1 device, counted from 0"
-        )
-
-
 @pytest.mark.parametrize("name", ["", " ", "cpu:", "cpu:-1", "cpu:x", ":1", "c p u", "cpu\n", "auto:0"])
 def test_malformed_device_name_raises_unknown_device_error(name):
     with pytest.raises(UnknownDeviceError, match=r"is not a device: expected 'auto'"):
         registry.resolve(name)
-
-
-@given(st.text())
-@hypothesis.settings(deadline=None, max_examples=30)
-def test_resolve_of_any_text_returns_a_device_or_an_error_with_the_name(name):
-    message = None
-    try:
-        backend, device = registry.resolve(name)
-    except (UnknownDeviceError, DeviceUnavailableError) as error:
-        message = str(error)
-    if message is None:
-        assert device.partition(":")[0] in (("cpu", "meta") if backend is None else (backend.device_type,))
-    else:
-        assert repr(name) in message or repr(name.partition(":")[0]) in message

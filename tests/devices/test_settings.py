@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-import tridal
 from backend_helpers import FakeBackend
 from tridal.devices import registry, setting_table, settings
 from tridal.devices.settings import Settings
 from tridal.devices.types import Option
-from tridal.errors import DeviceUnavailableError, SettingsError, UnknownDeviceError
+from tridal.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 
@@ -60,15 +59,6 @@ def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 # -- values
-
-
-def test_every_setting_and_option_has_a_valid_default_and_a_help_text() -> None:
-    assert settings.current().sources == dict.fromkeys(setting_table.FIELDS, "default")
-    options = [option for backend in registry.loaded() for option in backend.options.values()]
-    for option in (*setting_table.FIELDS.values(), *options):
-        assert option.accepts(option.default)
-        assert option.expected
-        assert option.help
 
 
 @pytest.mark.parametrize(
@@ -116,13 +106,6 @@ def test_use_precedes_environment_which_precedes_file_and_other_options_stay(mon
             "backends.npu.other": "tridal.use",
             "backends.npu.third": "tridal.yaml:2",
         }
-
-
-def test_settings_are_immutable() -> None:
-    with settings.use(backends={"npu": {"x": 1}}) as found:
-        changed: Any = found
-        with pytest.raises(AttributeError):
-            changed.device = "cpu"
 
 
 # -- errors
@@ -180,23 +163,6 @@ def test_section_of_an_unknown_backend_raises_at_each_lookup_with_a_suggestion(s
 
 
 @pytest.mark.parametrize(
-    ("device", "message"),
-    [
-        ("fake", "'fake' is not available here: no driver. To get it: pip install fake. "),
-        ("other:7", "'other:7' is not here: backend 'other' has 2 dev"),
-        ("interpeter", "no device is called 'interpeter'; did you mean 'interpreter'?"),
-    ],
-)
-def test_error_for_a_device_that_cannot_be_used_names_its_source(source: Source, device: str, message: str) -> None:
-    registry.register(FakeBackend(reason="no driver"))
-    registry.register(FakeBackend("other", device_type="othertype"))
-    source.put("device", device)
-    with pytest.raises((DeviceUnavailableError, UnknownDeviceError)) as raised:
-        tridal.device()
-    assert str(raised.value).startswith(f"{source.location('device')}: device: {message}")
-
-
-@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"backends": 5}, "tridal.use: backends: expected a mapping, found 5"),
@@ -207,12 +173,6 @@ def test_section_that_is_no_mapping_is_an_error(given: Any, message: str) -> Non
     with pytest.raises(SettingsError) as raised:
         settings.use(**given)
     assert str(raised.value) == message
-
-
-def test_options_of_a_broken_plugin_are_not_checked(install_plugin: Any) -> None:
-    install_plugin("badly", {"bad": "badly:backend"}, "raise RuntimeError")
-    with settings.use(backends={"bad": {"x": 1}}):
-        assert registry.serving("cpu") is None
 
 
 # -- environment variables
@@ -246,9 +206,3 @@ def test_variables_of_backends_are_parsed_as_yaml_scalars_and_empty_ones_ignored
     monkeypatch.setenv("TRIDAL_CONFIG", "")
     expected = {"num_programs": 32, "checked": True, "name": "32", "list": "[1, 2]", "octal": "010"}
     assert settings.reload().backends == {"npu": expected}
-
-
-@pytest.mark.parametrize("value", ["1", "YES", " on ", "true", "", "0", "off"])
-def test_flag_reads_a_boolean_variable(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("TRIDAL_LOG_CALLS", value)
-    assert settings.flag("TRIDAL_LOG_CALLS") == (value not in ("", "0", "off"))

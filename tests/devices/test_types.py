@@ -21,9 +21,7 @@ from tridal.devices.types import (
     LaunchPlan,
     Probe,
     Problem,
-    Resources,
 )
-from tridal.errors import PlanError
 
 # -- the base class
 
@@ -48,24 +46,6 @@ def test_backend_with_five_members_follows_the_protocol() -> None:
     assert backend.stream(0) == 0
     with backend.guard(0):
         pass
-
-
-def test_base_class_raises_errors_for_missing_methods() -> None:
-    with pytest.raises(NotImplementedError, match="BackendBase does not define plan"):
-        BackendBase().plan(Problem(cols=1, inner=1), DeviceProperties("x", "x", 1), lambda _: Resources(0, 0, 0), {})
-    with pytest.raises(NotImplementedError, match="Smallest does not define resources, which probes need"):
-        Smallest().resources({}, 0)
-
-
-def test_object_that_lacks_a_member_does_not_follow_the_protocol() -> None:
-    assert not isinstance(object(), Backend)
-    assert plugins.find_fault(BackendBase(), "mine") == "it lacks protocol, name, device_type"
-
-
-@pytest.mark.parametrize("rows", [0, -1])
-def test_tile_without_rows_raises_plan_error(rows: int) -> None:
-    with pytest.raises(PlanError, match=f"rows = {rows}: a tile has at least one row"):
-        Problem(cols=8, inner=8).tiles(rows)
 
 
 # -- documentation

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import copy
 import itertools
 import pickle
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -23,25 +21,6 @@ from tridal.devices.settings import Settings, current, reload, use
 def folder(no_settings):
     """The working folder, which is empty."""
     return no_settings
-
-
-def test_use_takes_the_device_as_its_first_argument():
-    with use("cpu"):
-        assert current().device == "cpu"
-
-
-def test_use_nests_and_restores_settings_when_the_block_raises():
-    before = current()
-
-    def fail() -> None:
-        assert (current().device, current().fallback) == ("b", "error")
-        raise RuntimeError("boom")
-
-    with use(device="a"):
-        with pytest.raises(RuntimeError, match="boom"), use(device="b", fallback="error"):
-            fail()
-        assert (current().device, current().fallback) == ("a", "torch")
-    assert current() is before
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -60,35 +39,6 @@ def test_use_blocks_may_end_in_any_order(order):
         active.remove(number)
         assert current().device == (f"d{active[-1]}" if active else before.device)
     assert current() is before
-
-
-def test_use_block_that_ends_in_another_thread_changes_neither_thread_s_other_blocks():
-    def generate() -> Iterator[None]:
-        with use(device="generated"):
-            yield
-
-    generator = generate()
-
-    def end() -> tuple[str, str]:
-        with use(device="other"):
-            generator.close()
-            inside = current().device
-        return inside, current().device
-
-    contextvars.copy_context().run(next, generator)
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(end).result() == ("other", "auto")
-
-
-def test_use_as_decorator_changes_the_settings_of_the_caller():
-    @use(device="decorated")
-    def inside() -> tuple[str, str]:
-        return current().device, current().fallback
-
-    assert inside() == ("decorated", "torch")
-    with use(fallback="error"):
-        assert inside() == ("decorated", "error")
-    assert current().device == "auto"
 
 
 def test_equal_use_gives_the_same_object_and_the_cache_is_bounded():
@@ -134,14 +84,6 @@ def test_use_applies_only_to_its_thread():
     with use(device="main"):
         found = at_the_same_time(*(partial(read_device, number) for number in range(4)))
     assert found == [["auto", f"d{number}", "auto"] for number in range(4)]
-
-
-def test_first_access_from_many_threads_reads_once(folder, monkeypatch):
-    (folder / "tridal.yaml").write_text("device: once\n")
-    monkeypatch.setattr(settings, "_base", None)
-    results = at_the_same_time(*[current] * 8)
-    assert len(set(results)) == 1
-    assert results[0].device == "once"
 
 
 def test_use_applies_only_to_its_async_task_and_the_tasks_started_inside():
