@@ -54,8 +54,8 @@ ADD_AN_OP = ROOT / "docs" / "add-an-op.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"  # tests/project/test_tutorial.py runs its programs
 ROW_OP_PACKAGE = ROOT / "tests" / "row_op_package"
 TENSOR_OP_PACKAGE = ROOT / "tests" / "tensor_op_package"
-INDEX = ROOT / "docs" / "index.md"  # test_the_report_is_what_the_first_block_prints runs its only block
-RUN_ELSEWHERE = (ADD_AN_OP, TUTORIAL, INDEX)
+# index.md shows a block of README.md.
+RUN_ELSEWHERE = (ADD_AN_OP, TUTORIAL, ROOT / "docs" / "index.md")
 PAGES_WITH_PYTHON = [page for page in PAGES if any(code_blocks(page, "python")) and page not in RUN_ELSEWHERE]
 
 READER_DEFINITIONS = """
@@ -68,20 +68,30 @@ def model(**batch): return types.SimpleNamespace(loss=torch.nn.functional.cross_
 """Names that the pages use without a definition, because they stand for the reader's own code."""
 
 
+def with_models(page: Path) -> bool:
+    """Returns whether the Python blocks of a page import transformers."""
+    return any("import transformers" in block for block in code_blocks(page, "python"))
+
+
 @pytest.mark.slow("pages check backends and models")
-@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=page_name)
-def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
-    """Runs all ```python blocks of a page in order, in a new process. Tracebacks show the line numbers of the page."""
-    text, program = page.read_text(), READER_DEFINITIONS
-    for match in BLOCK.finditer(text):
-        if match["language"] == "python":
-            block = "\n" * text.count("\n", 0, match.start("text")) + match["text"]
-            program += f"exec(compile({block!r}, {str(page)!r}, 'exec', dont_inherit=True))\n"
-    imported = "transformers.models.llama.modeling_llama" if "import transformers" in program else "torch"
-    python("-c", program, cwd=tmp_path, imported=imported)
+@pytest.mark.parametrize("models", [False, True])
+def test_python_blocks_run(models: bool, tmp_path: Path) -> None:
+    """Runs all ```python blocks of the pages in order, in a process. Tracebacks show the line numbers of the page.
+
+    Each page has its own names.
+    """
+    program = ""
+    for page in PAGES_WITH_PYTHON:
+        text = page.read_text()
+        program += f"exec({READER_DEFINITIONS!r}, names := {{}})\n" if with_models(page) is models else ""
+        for match in BLOCK.finditer(text):
+            if match["language"] == "python" and with_models(page) is models:
+                block = "\n" * text.count("\n", 0, match.start("text")) + match["text"]
+                program += f"exec(compile({block!r}, {str(page)!r}, 'exec', dont_inherit=True), names)\n"
+    python("-c", program, cwd=tmp_path, imported="transformers.models.llama.modeling_llama" if models else "torch")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/models.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/models.md"])
 def test_the_report_is_what_the_first_block_prints(page: str) -> None:
     pytest.importorskip("transformers")
     text = (ROOT / page).read_text()
@@ -92,6 +102,8 @@ def test_the_report_is_what_the_first_block_prints(page: str) -> None:
     with tridal.use(device="interpreter"), contextlib.redirect_stdout(printed):
         exec(block[1], {})
     assert printed.getvalue() == shown[1]
+    if page == "README.md":
+        assert block[0] in (ROOT / "docs" / "index.md").read_text()
 
 
 def test_link_targets_exist() -> None:
@@ -105,16 +117,6 @@ def test_link_targets_exist() -> None:
         assert linked.exists(), f"{target} does not exist"
         if anchor:
             assert anchor in anchors(linked), f"{target}: {page_name(linked)} has no such heading"
-
-
-def test_lists_of_two_pages_link_to_every_page() -> None:
-    """The navigation of the site is derived from the lists of the first page and of the benchmarks."""
-    docs, listed = ROOT / "docs", {}
-    for name in ("index.md", "benchmarks.md"):
-        targets = re.findall(r"^- \[.*?\]\((.*?)\)", (docs / name).read_text(), re.MULTILINE)
-        listed[name] = {(docs / target).resolve() for target in targets}
-    assert listed["benchmarks.md"] == set(OP_PAGES)
-    assert listed["index.md"] == set(PAGES) - {*OP_PAGES, docs / "index.md", ROOT / "README.md"}
 
 
 def commands(page: Path) -> Iterator[list[str]]:

@@ -11,10 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import tridal
-from tridal.devices import settings
-from tridal.errors import DeviceUnavailableError
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BENCHMARKS = EXAMPLES.parent / "benchmarks"
 
@@ -57,15 +53,6 @@ def test_sampling_is_computed_by_the_backend(
     assert "torch" not in computed
     assert all(0 <= int(token) < 128_256 for token in re.findall(r"\d+", tokens))
     assert float(difference.split()[-1]) < 1e-5
-
-
-def test_settings_file_of_an_example_selects_the_device(no_settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIDAL_CONFIG", str(EXAMPLES / "npu.yaml"))
-    settings.reload()
-    assert (settings.current().device, settings.current().fallback) == ("npu", "error")
-    if not any(backend.name == "npu" and backend.available for backend in tridal.backends()):
-        with pytest.raises(DeviceUnavailableError, match="npu"):
-            tridal.device()
 
 
 def test_benchmark_of_models_writes_its_results(

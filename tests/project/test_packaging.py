@@ -1,15 +1,12 @@
-"""Tests that the wheel and an editable install contain all packages, plugins, type information and settings files."""
+"""Tests that the wheel contains all packages, plugins, type information and settings files."""
 
 from __future__ import annotations
 
 import email
-import re
-import runpy
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,17 +35,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
-@pytest.fixture(scope="module")
-def editable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of an editable install."""
-    folder = tmp_path_factory.mktemp("editable")
-    python("-c", f"import hatchling.build; hatchling.build.build_editable({str(folder)!r})")
-    return next(folder.glob("*.whl"))
-
-
-@pytest.mark.parametrize("built", ["wheel", "editable"])
-def test_entry_points_and_settings_are_those_of_the_repository(built: str, request: pytest.FixtureRequest) -> None:
-    with zipfile.ZipFile(request.getfixturevalue(built)) as archive:
+def test_entry_points_and_settings_are_those_of_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
     assert "tridal = tridal.cli:main" in points
@@ -79,23 +67,6 @@ def test_wheel_requires_torch_but_not_triton(wheel: Path) -> None:
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert any(line.startswith("torch") for line in required)
     assert not any("triton" in line for line in required), "triton and triton-ascend overwrite each other"
-
-
-def test_readme_has_absolute_links_if_the_repository_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["Metadata"](str(ROOT), {})
-    metadata: dict[str, Any] = {}
-    monkeypatch.delenv("REPOSITORY_URL", raising=False)
-    hook.update(metadata)
-    assert metadata == {"readme": {"content-type": "text/markdown", "text": (ROOT / "README.md").read_text()}}
-    monkeypatch.setenv("REPOSITORY_URL", "https://example.org/tridal")
-    hook.update(metadata)
-    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", metadata["readme"]["text"])
-    assert all(link.startswith("https://") for _, link in links)
-    assert all(link.startswith("https://example.org/tridal/raw/HEAD/docs/") for image, link in links if image)
-    pictures = re.findall(r'src(?:set)?="([^"]*)"', metadata["readme"]["text"])
-    assert pictures
-    assert all(link.startswith("https://example.org/tridal/raw/HEAD/docs/") for link in pictures)
-    assert metadata["urls"]["Source"] == "https://example.org/tridal"
 
 
 def test_installed_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> None:

@@ -22,12 +22,6 @@ def test_message_ends_with_arguments_or_options(kind: type[TridalError]) -> None
     assert (type(restored), str(restored), restored.fixes) == (kind, str(error), error.fixes)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-def test_message_without_arguments_is_unchanged(kind: type[TridalError]) -> None:
-    assert str(kind("no plan")) == kind("no plan").for_commands() == "no plan"
-    assert str(kind()) == ""
-
-
 @pytest.mark.parametrize(
     ("word", "expected"),
     [("cuba", "; did you mean 'cuda'?"), ("CUDA", "; did you mean 'cuda'?"), ("xyz", "")],
