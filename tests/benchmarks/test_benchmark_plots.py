@@ -9,9 +9,7 @@ import pytest
 
 from benchmark_rows import make_document, result_row
 from tridal.benchmarks import plots
-from tridal.benchmarks.measuring import make_row
 from tridal.benchmarks.providers import COPY
-from tridal.benchmarks.timing import Timing
 from tridal.benchmarks.workloads import SHAPE_CLASSES, grid, make_workloads
 
 pytest.importorskip("matplotlib")
@@ -37,16 +35,6 @@ def test_unreliable_points_are_hollow_and_the_description_has_means() -> None:
     assert [found.get_offsets().tolist() for found in hollow] == [[[first.get_xticks()[3], pytest.approx(0.9)]]]
     count = len(workloads)
     assert f"geometric mean tridal 0.90, PyTorch 0.40 ({count - 1} of {count} shapes)." in picture.description
-
-
-def test_pictures_of_a_cpu_have_rates_on_one_scale() -> None:
-    classes = [SHAPE_CLASSES["rows"], SHAPE_CLASSES["few"]]
-    first, second = make_workloads(classes, "softmax", ["forward"], ["float32"])[::13]
-    times = {COPY: Timing(1.0, 1.0, 1.0), "tridal": Timing(99.0, 99.0, 99.0)}
-    rows = [make_row(first, name, 2, times[COPY], times[name], accelerated=False) for name in times]
-    rows += [make_row(second, COPY, 2, times[COPY], times[COPY], accelerated=False)]
-    figure = make_pictures(rows, "cpu")["suite-float32-forward"].draw()
-    assert {axis.get_yscale() for axis in figure.axes} == {"log"}
 
 
 def test_picture_of_a_grid_has_a_panel_per_direction_and_a_dark_version_with_the_same_texts() -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from benchmark_rows import make_document, result_row
 from tridal.benchmarks import report
@@ -17,17 +13,6 @@ from tridal.benchmarks.op_benchmark import benchmark_of
 from tridal.benchmarks.providers import COPY
 from tridal.benchmarks.timing import Timing
 from tridal.benchmarks.workloads import SHAPE_CLASSES, Workload, make_workloads
-
-
-def test_mean_share_does_not_count_skipped_workloads() -> None:
-    first = Workload("small", "softmax", "forward", "float32", (4096, 256))
-    second = Workload("small", "softmax", "forward", "float32", (4096, 512))
-    rows = [result_row("torch", 0.5, first), result_row("torch", 0.8, second)]
-    rows += [{**rows[0], "ms": None, "share_of_copy": None, "skipped": "no", "shape": "third"}]
-    shares = report.values(rows, provider="torch", group="small")
-    assert shares == pytest.approx([0.5, 0.8])
-    assert report.geometric_mean(shares) == pytest.approx(math.sqrt(0.4))
-    assert report.geometric_mean(report.values(rows, provider="naive")) is None
 
 
 def test_shortfalls_are_missed_aims_and_faster_peers() -> None:
@@ -41,14 +26,6 @@ def test_shortfalls_are_missed_aims_and_faster_peers() -> None:
     rows.append(result_row("quack", 0.95, single))
     lines = list(report.shortfalls(rows, benchmark_of("softmax").aims))
     assert lines == [*expected, f"few: {single.label} float32 backward: 0.90 of copy, quack is 0.95"]
-
-
-def test_providers_that_were_always_skipped_come_last() -> None:
-    workload = Workload("small", "softmax", "forward", "float32", (4096, 256))
-    absent = {**result_row("quack", 1, workload), "ms": None, "share_of_copy": None}
-    rows = [result_row(COPY, 1, workload), absent, result_row("tridal", 1, workload)]
-    assert report.providers(rows) == ["tridal", "quack"]
-    assert report.providers(rows, skipped=False) == ["tridal"]
 
 
 def test_markdown_has_shares_shortfalls_and_skip_reasons() -> None:
@@ -66,13 +43,6 @@ def test_markdown_has_shares_shortfalls_and_skip_reasons() -> None:
     assert "![A sentence.](a.png)\n" in text
 
 
-def test_numbers_are_rounded_by_column() -> None:
-    assert report.number(None, "gbps") == "-"
-    assert report.number(4123.4, "gbps") == "4,123"
-    assert report.number(41.234, "gbps") == "41.2"
-    assert report.number(0.9712, "share_of_copy") == "0.97"
-
-
 def test_table_shows_the_spread_and_marks_noisy_values() -> None:
     workload = Workload("grid", "softmax", "forward", "float32", (1000, 1000))
     copy = Timing(1.0, 1.0, 1.0)
@@ -84,18 +54,6 @@ def test_table_shows_the_spread_and_marks_noisy_values() -> None:
     expected = "~ is unreliable: the 20% and 80% quantiles are further apart than 5% of the median + 1 us"
     assert expected in report.describe_noise(make_document(rows))
     assert report.describe_noise(make_document(rows[:1])) == ""
-
-
-@pytest.mark.parametrize(
-    ("machine", "expected"),
-    [
-        ({"interpreted": True, "backend": "interpreter"}, "a CPU; Triton's interpreter checks results and is slow"),
-        ({"interpreted": False, "backend": "mine"}, "a CPU, where backend 'mine' computes tridal's tensors"),
-        ({"interpreted": False, "backend": None}, "a CPU, where torch computes tridal's tensors"),
-    ],
-)
-def test_conditions_of_a_cpu_say_what_computes(machine: dict[str, Any], expected: str) -> None:
-    assert report.describe_conditions({"device": "cpu", **machine}).startswith(expected)
 
 
 def test_impossible_share_is_marked_and_not_part_of_the_mean() -> None:

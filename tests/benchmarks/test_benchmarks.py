@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,14 +16,6 @@ from tridal.benchmarks.workloads import SHAPE_CLASSES, ShapeClass, Workload, mak
 
 CPU = torch.device("cpu")
 SMALL = Workload("grid", "softmax", "forward", "float32", (2, 3))
-
-
-def test_default_grid_has_the_shapes_of_the_tutorial() -> None:
-    grid = make_workloads([workloads.grid(*workloads.GRID)], "softmax", ("forward", "backward"), ("float32",))
-    widths = [workload.cols for workload in grid if workload.direction == "forward"]
-    assert widths == list(range(256, 12_673, 128))
-    assert {workload.shape[0] for workload in grid} == {4096}
-    assert len(grid) == 2 * len(widths)
 
 
 MILLION = Workload("grid", "softmax", "backward", "float32", (1000, 1000))
@@ -71,8 +62,3 @@ def test_slice_input_is_an_unaligned_view() -> None:
     assert x.data_ptr() % 16
     assert not x.is_contiguous()
     assert grad.is_contiguous()
-
-
-def test_label_names_shape_dim_and_slice() -> None:
-    labels = [SMALL.label, replace(SMALL, shape=(4, 8, 2), dim=1).label, replace(SMALL, is_slice=True).label]
-    assert labels == ["2x3", "4x8x2 dim 1", "2x3 slice"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from tridal.benchmarks.op_benchmark import Function, OpBenchmark, benchmark_of, 
 from tridal.benchmarks.providers import COPY, PROVIDERS, Provider
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.workloads import SHAPE_CLASSES, Workload, make_workloads
-from tridal.errors import PluginError
 from tridal.ops import Op, per_column, per_element, row_maths
 
 CPU = torch.device("cpu")
@@ -37,14 +35,6 @@ def _one_short_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The times are not tested, so noisy ones are not measured again."""
     monkeypatch.setattr(timing, "ATTEMPTS", 1)
     monkeypatch.setattr(timing, "_CPU_ROUND_SECONDS", 0.0)
-
-
-@pytest.mark.parametrize("op", sorted(measured_ops()))
-def test_aims_name_shape_classes_and_directions(op: str) -> None:
-    for name, aims in benchmark_of(op).aims.items():
-        assert name in SHAPE_CLASSES
-        assert set(aims) <= {"forward", "backward"}
-        assert all(0 < aim <= 1 for aim in aims.values())
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1])
@@ -114,20 +104,6 @@ def test_tensors_traffic_and_implementations_follow_from_the_roles(add_op: Any, 
                 assert row["gbps"] * row["ms"] == pytest.approx(traffic[direction] * 6 * 8 * 2 * 2 * 1e-6)
     backward = set() if len(traffic) == 1 or op.gradient is None else {f"{op.name}_backward"}
     assert {call.op for call in calls if call.backend == "interpreter"} == {op.name} | backward
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "message"),
-    [
-        ("no_module_anywhere:ENTRY", "cannot be loaded: ModuleNotFoundError: No module named 'no_module_anywhere'"),
-        (f"{__name__}:CPU", "expected an OpBenchmark, found device(type='cpu')"),
-    ],
-)
-def test_benchmark_that_cannot_be_loaded_is_an_error_with_the_op(add_op: Any, benchmark: str, message: str) -> None:
-    add_op(replace(UNIT_NORM, benchmark=benchmark))
-    with pytest.raises(PluginError, match=f"^op 'unit_norm': benchmark '{benchmark}'.*{re.escape(message)}"):
-        benchmark_of("unit_norm")
-    assert replace(UNIT_NORM, benchmark=PLAIN).fault().startswith("benchmark: expected the name of an OpBenchmark as ")  # type: ignore[arg-type, union-attr]
 
 
 def measure(workload: Workload, *providers: Provider) -> list[Row]:
@@ -221,32 +197,3 @@ def test_kernels_of_flag_gems_are_active_in_every_round(monkeypatch: pytest.Monk
     assert row["skipped"] is None
     assert len(entered) > timing.ROUNDS
     assert active == []
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (ValueError("first\nsecond"), "ValueError: first"),
-        (ValueError(), "ValueError: no message"),
-        (ValueError("x" * 999), f"ValueError: {'x' * 200}"),
-    ],
-)
-def test_reason_for_skipping_a_provider_is_one_short_line(add_benchmark: Any, error: Exception, expected: str) -> None:
-    def fail(dim: int) -> Function:
-        raise error
-
-    add_benchmark(OpBenchmark({"failing": fail}))
-    (row,) = measure(replace(SMALL, op="unit_norm"), Provider("failing"))
-    assert row["skipped"] == expected
-    for row in measuring.measure_host_times([Provider("failing")], CPU, "unit_norm"):
-        assert (row["us"], row["skipped"]) == (None, expected)
-
-
-def test_workload_that_does_not_fit_into_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise torch.OutOfMemoryError("tried to allocate 256 GiB")
-
-    monkeypatch.setattr(measuring, "make_inputs", refuse)
-    rows = measuring.measure(SMALL, [PROVIDERS["torch"]], CPU)
-    assert [row["provider"] for row in rows] == [COPY, "torch"]
-    assert {row["skipped"] for row in rows} == {"OutOfMemoryError: tried to allocate 256 GiB"}
