@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -137,13 +136,6 @@ def test_a_wrong_row_of_results_is_named(old: str, new: str, message: str) -> No
     Path("changed.json").write_text(text.replace(old, new, 1))
     printed = bench("--from", "changed.json", "--output", "second", code=1)
     assert printed.startswith(f"tridal: changed.json: measurements[0].{message}")
-
-
-def test_without_matplotlib_writes_no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = run("bench", *SMALL, "--providers", "torch", "--output", "out")
-    assert "matplotlib is not installed (pip install 'tridal[bench]')" in result.stderr
-    assert Path("out", "results.csv").exists()
 
 
 @pytest.mark.parametrize(

@@ -47,28 +47,6 @@ def test_json_has_every_value_with_its_source(home, monkeypatch):
     }
 
 
-def test_table_has_every_value_with_its_source(home):
-    (home / "tridal.yaml").write_text("\nfallback: error\n")
-    table = printed()
-    (row,) = [line for line in table.splitlines() if "fallback" in line]
-    assert "error" in row
-    assert "tridal.yaml:2" in row
-    assert "settings file: tridal.yaml" in table
-    (row,) = [line for line in table.splitlines() if "device" in line]
-    assert "auto" in row
-    assert "default" in row
-
-
-def test_bad_setting_raises_an_error_that_names_its_line(home):
-    (home / "tridal.yaml").write_text("backends:\n  interpreter:\n    num_programs: none\n")
-    message = error_message()
-    assert message.startswith("tridal.yaml:3: backends.interpreter.num_programs: expected ")
-    assert message.endswith("found 'none'")
-    (home / "tridal.yaml").write_text("device: interpeter\n")
-    settings.reload()
-    assert "tridal.yaml:1: device: no device is called 'interpeter'" in error_message("--json")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_check_accepts_the_files_in_configs(name):
     file = str(CONFIGS / f"{name}.yaml")

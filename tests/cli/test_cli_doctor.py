@@ -29,16 +29,6 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[registry.Registered],
     return lambda entry: monkeypatch.setattr(registry, "registered", lambda: (*entries, entry))
 
 
-def test_report_has_every_backend_with_a_reason_if_unavailable() -> None:
-    backends = {backend["name"]: backend for backend in report()["backends"]}
-    for entry in registry.registered():
-        backend = backends[entry.name]
-        assert backend["origin"] == entry.origin
-        assert backend["available"] == (backend["reason"] is None)
-        if not backend["available"] and entry.backend is not None:
-            assert backend["install"] == entry.backend.install
-
-
 def test_text_output_has_every_backend_and_op_with_its_fault(
     monkeypatch: pytest.MonkeyPatch, register: Callable[[registry.Registered], None]
 ) -> None:
@@ -81,19 +71,6 @@ def test_bad_setting_is_reported_and_the_exit_code_is_1(
     output = report(code=1)
     assert message in "\n".join([*output["problems"], output["device"]["problem"]])
     assert output["device"]["usable"] is False
-
-
-@pytest.mark.usefixtures("fresh_registry")
-def test_unknown_name_in_plugins_is_reported_and_bundled_backends_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIDAL_PLUGINS", "cud")
-    settings.reload()
-    output = report(code=1)
-    assert (
-        "environment TRIDAL_PLUGINS: plugins: no backend is called 'cud'; did you mean" in output["device"]["problem"]
-    )
-    bundled = {each["name"]: each["reason"] for each in output["backends"] if each["origin"].startswith("tridal ")}
-    assert {"cuda", "interpreter"} <= bundled.keys()
-    assert not any("blocked" in (reason or "") for reason in bundled.values())
 
 
 def test_absent_device_is_reported_with_its_source_and_the_exit_code_is_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 import tridal
 from cli_helpers import run, run_json, words
 from torch_versions import compiles
-from tridal.devices import registry, settings
+from tridal.devices import registry
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import DeviceUnavailableError, TridalError
 from tridal.ops import planning
@@ -77,16 +77,6 @@ def test_output_has_the_bucket_and_the_programs_of_the_launch() -> None:
     assert "planned for 2,304 rows, the bucket of 2,100" in " ".join(plan("2100", "16", "--arch", "ascend910b").split())
 
 
-def test_output_names_the_product_that_was_asked_for() -> None:
-    found = [(alias, properties) for _, properties in planning.architectures().values() for alias in properties.aliases]
-    product, properties = next((alias, p) for alias, p in found if p.arch == COMPILED[-1])
-    first_line, *_ = plan("4", "8", "--arch", product.upper()).splitlines()
-    assert first_line == (
-        f"softmax of 4 x 8 float32 along dim -1, on {product.upper()} with the limits of {properties.name}"
-    )
-    assert plan_json("4", "8", "--arch", product)["arch"] == product
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -112,14 +102,6 @@ def test_output_names_the_product_that_was_asked_for() -> None:
 def test_bad_question_is_a_usage_error(arguments: list[str], message: str) -> None:
     given = [ARCHITECTURES[0] if argument == "ARCH" else argument for argument in arguments]
     assert message in words("plan", *given, code=2)
-
-
-def test_unknown_backend_in_the_settings_is_an_error_for_an_absent_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIDAL_CUDAA_X", "1")
-    settings.reload()
-    assert "environment TRIDAL_CUDAA_X: backends.cudaa.x: no backend is called" in plan(
-        "5", "5", "--arch", ARCHITECTURES[0], code=1
-    )
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the settings choose an accelerator here")
@@ -156,15 +138,6 @@ def test_exception_of_a_backend_is_one_error_message(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(type(backend), "plan", fail)
     output = plan("5", "5", "--arch", arch, code=1)
     assert f"backend '{backend.name}' could not plan for {arch}: ZeroDivisionError: no cores at all" in output
-
-
-def test_without_triton_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*arguments: Any) -> Any:
-        raise ModuleNotFoundError("No module named 'triton'", name="triton")
-
-    backend, _ = planning.architectures()[COMPILED[0]]
-    monkeypatch.setattr(type(backend), "plan", missing)
-    assert "triton is not installed: pip install triton" in plan("5", "5", "--arch", COMPILED[0], code=1)
 
 
 @pytest.mark.parametrize("name", ["rows", "cols", "dtype", "op", "dim", "device", "arch"])

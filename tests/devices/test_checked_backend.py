@@ -11,7 +11,7 @@ from backend_helpers import FakeBackend
 from tridal.devices import registry
 from tridal.devices.checked_backend import CheckedBackend, forget_answers
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Problem, Resources
-from tridal.errors import DeviceUnavailableError, PluginError
+from tridal.errors import DeviceUnavailableError
 
 CONFIG = KernelConfig("whole_row", 4, 8)
 DEVICE = DeviceProperties("Toy", "toy1", 2)
@@ -90,22 +90,6 @@ def test_members_that_describe_the_machine_are_called_once_until_the_registry_ch
     for index in range(2):
         backend.properties(index)
     assert sorted(calls) == sorted([*once, "properties 0", "properties 1"])
-
-
-def test_exception_of_a_member_is_not_cached() -> None:
-    class Late(FakeBackend):
-        ready = False
-
-        def properties(self, index: int) -> DeviceProperties:
-            if not self.ready:
-                raise RuntimeError("the driver starts")
-            return DEVICE
-
-    plugin = Late()
-    with pytest.raises(PluginError, match=r"properties\(0\) raised RuntimeError: the driver starts"):
-        checked(plugin).properties(0)
-    plugin.ready = True
-    assert checked(plugin).properties(0) == DEVICE
 
 
 @pytest.mark.usefixtures("no_plugins")

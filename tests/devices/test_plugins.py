@@ -83,16 +83,6 @@ def test_plugin_with_a_bundled_name_is_shadowed_and_not_loaded(install_plugin, c
     assert "'npu' of aardvark 1.0 cannot be used: shadowed" in caplog.text
 
 
-def test_first_distribution_in_sort_order_keeps_a_shared_name(install_plugin):
-    install_plugin("zebra", {"same": "zebra:backend"}, toy_source("same"))
-    install_plugin("Ape_Ling", {"same": "Ape_Ling:backend"}, toy_source("same"), version="2.5")
-    entries = [entry for entry in registry.registered() if entry.name == "same"]
-    assert [entry.origin for entry in entries] == ["ape-ling 2.5", "zebra 1.0"]
-    assert registry.get("same") is entries[0].backend
-    assert entries[0].backend.plugin is sys.modules["Ape_Ling"].backend
-    assert entries[1].fault == "shadowed: ape-ling 2.5 already uses this name"
-
-
 # -- the setting `plugins`
 
 
@@ -121,20 +111,6 @@ def test_setting_plugins_allows_or_blocks_backends_by_name(install_plugin, monke
         module for module, name in (("first", "toya"), ("second", "toyb")) if name in expected
     }
     assert caplog.messages == []
-
-
-@pytest.mark.parametrize("rule", ["toya,-toyb", "-", "toya,", "true", "[toya]"])
-def test_wrong_value_of_plugins_raises_settings_error_and_loads_bundled_backends_only(
-    install_plugin, monkeypatch, rule
-):
-    install_plugin("first", {"toya": "first:backend"}, toy_source("toya"))
-    monkeypatch.setenv("TRIDAL_PLUGINS", rule)
-    with pytest.raises(SettingsError, match="environment TRIDAL_PLUGINS: plugins: expected 'all', the names of"):
-        settings.reload()
-    assert {backend.name for backend in registry.loaded()} == BUNDLED
-    assert "first" not in sys.modules
-    monkeypatch.setenv("TRIDAL_PLUGINS", "toya")
-    assert {backend.name for backend in registry.loaded()} == {"toya"}
 
 
 @pytest.mark.parametrize("rule", ["toy", "-toy", "interpreter,toy", "-all"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backend_helpers import BUNDLED, FakeBackend
-from tridal.devices import backend_table, registry, settings
+from backend_helpers import FakeBackend
+from tridal.devices import registry, settings
 from tridal.devices.registry import IN_CODE
 from tridal.errors import DeviceUnavailableError, PluginError, TridalError, UnknownDeviceError
 
@@ -13,20 +13,6 @@ pytestmark = pytest.mark.usefixtures("fresh_registry")
 
 
 # -- lookup by name
-
-
-@pytest.mark.parametrize("name", sorted(BUNDLED))
-def test_bundled_backend_is_available_or_gives_reason_and_install_command(name):
-    backend = registry.get(name)
-    reason = backend.unavailable()
-    if reason is None:
-        assert registry.available(name) is backend
-        assert registry.resolve(name)[0] is backend
-    else:
-        with pytest.raises(DeviceUnavailableError) as raised:
-            registry.available(name)
-        assert reason in str(raised.value)
-        assert backend.install in str(raised.value)
 
 
 @pytest.mark.parametrize("look_up", [registry.get, registry.resolve])
@@ -69,19 +55,6 @@ def test_register_adds_and_unregister_removes_a_backend():
     registry.unregister("fake")
     assert registry.registered() == ()
     assert registry.serving("faketype") is None
-
-
-@pytest.mark.usefixtures("no_plugins")
-def test_on_change_callback_is_called_after_every_change(monkeypatch):
-    calls: list[int] = []
-    monkeypatch.setattr(backend_table, "_invalidators", [*backend_table._invalidators])
-    registry.on_change(lambda: calls.append(len(calls)))
-    registry.registered()
-    assert calls == []
-    registry.register(FakeBackend())
-    registry.unregister("fake")
-    registry.clear()
-    assert calls == [0, 1, 2]
 
 
 def test_register_and_unregister_refuse_wrong_backends_and_names():
@@ -161,18 +134,6 @@ def test_resolve_returns_backend_and_torch_device_string():
     assert registry.resolve("slow") == (registry.get(slow.name), "cpu")
     assert registry.resolve("cpu") == (None, "cpu")
     assert registry.resolve("meta") == (None, "meta")
-
-
-@pytest.mark.usefixtures("no_plugins")
-def test_compiled_cpu_backend_serves_only_if_it_is_named():
-    host, accelerator = FakeBackend("a", device_type="cpu"), FakeBackend("b")
-    registry.register(host)
-    assert registry.resolve("auto") == registry.resolve("cpu") == (None, "cpu")
-    assert registry.serving("cpu") is None
-    with settings.use(device="a"):
-        assert registry.serving("cpu") is registry.get(host.name)
-    registry.register(accelerator)
-    assert registry.resolve("auto") == (registry.get(accelerator.name), "faketype")
 
 
 @pytest.mark.parametrize("name", ["", " ", "cpu:", "cpu:-1", "cpu:x", ":1", "c p u", "cpu\n", "auto:0"])

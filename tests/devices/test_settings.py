@@ -162,19 +162,6 @@ def test_section_of_an_unknown_backend_raises_at_each_lookup_with_a_suggestion(s
         assert str(raised.value).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"backends": 5}, "tridal.use: backends: expected a mapping, found 5"),
-        ({"backends": {"npu": 5}}, "tridal.use: backends.npu: expected a mapping, found 5"),
-    ],
-)
-def test_section_that_is_no_mapping_is_an_error(given: Any, message: str) -> None:
-    with pytest.raises(SettingsError) as raised:
-        settings.use(**given)
-    assert str(raised.value) == message
-
-
 # -- environment variables
 
 
@@ -195,14 +182,3 @@ def test_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, 
     with pytest.raises(SettingsError) as raised:
         settings.reload()
     assert str(raised.value).startswith(f"environment {name}: {message}")
-
-
-def test_variables_of_backends_are_parsed_as_yaml_scalars_and_empty_ones_ignored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    texts = {"NUM_PROGRAMS": "32", "CHECKED": "true", "NAME": "'32'", "LIST": "[1, 2]", "OCTAL": "010", "EMPTY": " "}
-    for name, text in texts.items():
-        monkeypatch.setenv(f"TRIDAL_NPU_{name}", text)
-    monkeypatch.setenv("TRIDAL_CONFIG", "")
-    expected = {"num_programs": 32, "checked": True, "name": "32", "list": "[1, 2]", "octal": "010"}
-    assert settings.reload().backends == {"npu": expected}

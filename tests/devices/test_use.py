@@ -14,7 +14,7 @@ import pytest
 
 from backend_helpers import at_the_same_time
 from tridal.devices import settings
-from tridal.devices.settings import Settings, current, reload, use
+from tridal.devices.settings import Settings, current, use
 
 
 @pytest.fixture(autouse=True)
@@ -58,16 +58,6 @@ def test_settings_can_be_copied_and_pickled():
         restored = pickle.loads(pickle.dumps(current()))
         assert (restored.device, restored.backends["npu"]) == ("cuda:1", {"x": 1})
         assert restored.sources == current().sources
-
-
-def test_reload_takes_effect_outside_of_active_use_blocks(monkeypatch):
-    with use(fallback="error"):
-        monkeypatch.setenv("TRIDAL_DEVICE", "later")
-        reload()
-        assert current().device == "auto"
-    assert current().device == "later"
-    with use(fallback="error"):
-        assert current().device == "later"
 
 
 def test_use_applies_only_to_its_thread():

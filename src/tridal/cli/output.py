@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
@@ -23,8 +22,6 @@ __all__ = [
 ]  # fmt: skip
 
 _T = TypeVar("_T")
-SECONDS_PER_LINE = 10.0
-"""Time between two lines of progress, if stderr is no terminal."""
 _BROKEN_PIPE = 141  # exit code of a process that SIGPIPE ends
 _FILE_WIDTH = 120  # width of tables in a file or a pipe
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
@@ -119,29 +116,21 @@ def console(stderr: bool = False, quiet: bool = False) -> Console:
 
 
 def track(items: Sequence[_T], name: Callable[[_T], str], title: str = "") -> Iterator[_T]:
-    """Yields the items, and shows on stderr how many are done and the name of the current one.
-
-    A terminal gets a progress bar, which disappears at the end. Everything else gets a line every `SECONDS_PER_LINE`
-    seconds. The loop must not print to stdout, because rich redirects that to stderr meanwhile.
-    """
+    """Yields the items. If stderr is a terminal, a progress bar shows the name of the current one meanwhile."""
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
     out = console(stderr=True)
-    if out.is_terminal:
-        heading = [TextColumn(title)] if title else []
-        columns = (*heading, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=out, transient=True) as progress:
-            task = progress.add_task("", total=len(items))
-            for item in items:
-                progress.update(task, description=name(item))
-                yield item
-                progress.advance(task)
-        return
-    last_line = time.monotonic()
-    for done, item in enumerate(items):
-        if time.monotonic() >= last_line + SECONDS_PER_LINE:
-            last_line = time.monotonic()
-            parts = (title, f"{done:,} of {len(items):,}", name(item))
-            out.print(": ".join(filter(None, parts)), markup=False, soft_wrap=True)
-        yield item
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal, redirect_stdout=False) as bar:
+        task = bar.add_task("", total=len(items), now="")
+        for item in items:
+            bar.update(task, now=name(item))
+            yield item
+            bar.advance(task)
 
 
 def grid(*rows: tuple[str, str]) -> Table:
