@@ -20,8 +20,6 @@ from tridal.interrupts import EXIT_CODE
 if TYPE_CHECKING:
     from tridal.benchmarks.results import Row
 
-_MAX_LINES = 16  # maximum number of lines of a table in the terminal
-
 
 def bench(**values: Any) -> None:
     """Compare implementations of an op with `copy_` on the same shapes.
@@ -98,10 +96,7 @@ def _measure(tasks: Sequence[_Task], document: dict[str, Any], folder: Path) -> 
 
 
 def _report(document: Mapping[str, Any], folder: Path, as_json: bool) -> None:
-    """Writes the results of a run (see `results.document`) to files, and prints them as tables or as JSON.
-
-    Prints them even if the disk is full.
-    """
+    """Writes the results of a run (see `results.document`) to files, and prints their means, or all of them as JSON."""
     from tridal.benchmarks import report, results
 
     if not (document["measurements"] or document["host"]):
@@ -127,7 +122,7 @@ def _report(document: Mapping[str, Any], folder: Path, as_json: bool) -> None:
 def _write(document: Mapping[str, Any], folder: Path) -> list[Path]:
     from tridal.benchmarks import plots, report, results
 
-    with results.writing(folder, "not all results are saved; they are printed above"):
+    with results.writing(folder, "not all results are saved"):
         files = results.save(document, folder)
         try:
             pictures = plots.write_plots(document, folder)
@@ -140,37 +135,29 @@ def _write(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _print_tables(document: Mapping[str, Any]) -> None:
+    """Prints the mean of each class of shapes, and host times. The files have the results of each shape."""
     from tridal.benchmarks import report
     from tridal.benchmarks.providers import COPY
 
     rows, host_rows, out = document["measurements"], document["host"], console()
     names = report.providers(rows, skipped=False)
-    for title, block in report.blocks([row for row in rows if row["group"] == "grid"]):
-        headings, lines = report.shape_table(block, [COPY, *names], "gbps")
-        step = -(-len(lines) // _MAX_LINES)
-        _print_table(f"[bold]{title}[/], GB/s of useful traffic: median (20%-80% quantile)", headings, lines[::step])
-        if step > 1:
-            out.print(f"[dim]every {step}th of {len(lines)} shapes; the files contain all of them[/]")
-    if suite := [row for row in rows if row["group"] != "grid"]:
-        if report.has_shares(suite):
-            title, columns = "[bold]Share of copy[/]'s rate, geometric mean of each class", names
-        else:
-            title, columns = "[bold]GB/s of useful traffic[/], geometric mean of each class", [COPY, *names]
-        _print_table(title, *report.class_table(suite, columns), text_columns=3)
-        shortfalls = list(report.shortfalls(suite, document["aims"]))
-        for shortfall in shortfalls[:_MAX_LINES]:
-            out.print(f"[yellow]below the aim[/] {escape(shortfall)}", soft_wrap=True)
-        if len(shortfalls) > _MAX_LINES:
-            out.print(f"[dim]and {len(shortfalls) - _MAX_LINES} more; results.md lists all of them[/]")
+    if report.has_shares(rows):
+        _print_table("[bold]Share of copy[/]'s rate, geometric mean of the shapes", *report.class_table(rows, names))
+    elif rows:
+        tables = report.class_table(rows, [COPY, *names])
+        _print_table("[bold]GB/s of useful traffic[/], geometric mean of the shapes", *tables)
+    if missed := len([*report.shortfalls(rows, document["aims"])]):
+        out.print(f"[yellow]{count(missed, 'result')} below the aim[/], listed in results.md")
     if host_rows:
-        _print_table("[bold]Host time of a call on 8x128[/], microseconds", *report.host_table(host_rows))
+        headings, lines = report.host_table(host_rows)
+        _print_table("[bold]Host time of a call on 8x128[/], microseconds", headings, lines, text_columns=1)
     if noise := report.describe_noise(document):
         out.print(f"[yellow]{noise}[/]", soft_wrap=True)
     for name, reason, number in report.skip_reasons([*rows, *host_rows]):
         out.print(f"[dim]skipped {count(number, 'time')}: {escape(f'{name}: {reason}')}[/]", soft_wrap=True)
 
 
-def _print_table(title: str, headings: Iterable[str], lines: Iterable[Iterable[str]], text_columns: int = 1) -> None:
+def _print_table(title: str, headings: Iterable[str], lines: Iterable[Iterable[str]], text_columns: int = 3) -> None:
     """Prints a table. The first `text_columns` columns hold text; the others hold numbers."""
     headings = [*map(escape, headings)]
     console().print(f"\n{title}")
