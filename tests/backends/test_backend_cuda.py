@@ -33,7 +33,6 @@ def test_occupancy_is_the_smallest_limit_and_shows_the_calculation() -> None:
         pytest.param(32, 0, 8, 8, id="no-shared-memory-is-no-limit"),
         pytest.param(33, 0, 8, 6, id="registers-are-allocated-in-eights"),
         pytest.param(16, 0, 8, 8, id="2048-threads"),
-        pytest.param(16, 0, 1, 32, id="32-programs"),
         pytest.param(255, 0, 8, 1, id="registers"),
         pytest.param(99, 0, 2, 8, id="a-quarter-holds-whole-warps"),
         pytest.param(128, 0, 32, 0, id="too-many-registers"),

@@ -11,7 +11,6 @@ from tridal.devices import registry
 from tridal.devices.types import KernelConfig
 from tridal.kernels.row_kernel import RowKernel
 from tridal.library.softmax.softmax import SOFTMAX
-from tridal.ops import planning, table
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.specialization import KernelCall
@@ -56,15 +55,6 @@ def test_with_reload_each_pass_over_inner_dim_rows_loads_all_elements(cols: int,
     assert plan.config.reload
     assert plan.config.rows in ((16, 32, 64) if plan.schedule == "cooperative" else (64,))
     check_loads(call, plan.config)
-
-
-@pytest.mark.parametrize("cols", [1024, 781])
-def test_a_kernel_without_statistics_compiles_with_reload(cols: int) -> None:
-    """Such a kernel passes over a tile once."""
-    op = next(name for name, kernel in table.kernels().items() if not kernel.statistics)
-    call = planning.matrix_call(300, cols, "bfloat16", op)
-    config = KernelConfig("whole_row", 1, 1024, peel=not call.problem.aligned, reload=True)
-    assert "ld.global" in ptx(call, config)
 
 
 @pytest.mark.parametrize(

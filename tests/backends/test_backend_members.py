@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -161,19 +160,3 @@ def test_a_build_of_torch_and_a_missing_gpu_are_named(
     pretend(monkeypatch, hip, cuda, present)
     found = registry.get(name).unavailable()
     assert found is None if reasons is None else all(part in (found or "") for part in reasons)
-
-
-@pytest.mark.parametrize(
-    ("name", "found", "reason"),
-    [
-        ("rocm", None, "triton is not installed: reinstall the ROCm build of torch"),
-        ("rocm", SimpleNamespace(submodule_search_locations=["/nowhere"]), "has no AMD backend: uninstall it"),
-        ("cuda", None, "the package triton is not installed"),
-    ],
-)
-def test_a_missing_triton_and_one_without_the_backend_are_named(
-    monkeypatch: pytest.MonkeyPatch, name: str, found: Any, reason: str
-) -> None:
-    pretend(monkeypatch, *(("6.4.1", None) if name == "rocm" else (None, "12.8")))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda package: found)
-    assert reason in (registry.get(name).unavailable() or "")

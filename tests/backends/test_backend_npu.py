@@ -13,11 +13,6 @@ from tridal_npu import backend
 from tridal_npu.architectures import unified_buffer_of
 
 
-def test_num_programs_is_a_positive_integer_or_cores():
-    values = (1, 65_535, "cores", 0, -1, 65_536, True, 32.0, "all", None)
-    assert [v for v in values if backend.options["num_programs"].accepts(v)] == [1, 65_535, "cores"]
-
-
 def test_the_unified_buffer_is_found_by_the_name_of_the_device():
     assert unified_buffer_of("Ascend910B2C") == 196_608
     assert unified_buffer_of("Ascend910_9382") == 196_608

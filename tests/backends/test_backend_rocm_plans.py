@@ -112,18 +112,6 @@ def test_decision(problem: Problem, expected: dict[str, Any]) -> None:
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_rows_that_would_spill_get_more_warps_then_a_column_loop() -> None:
-    def probe(config: KernelConfig) -> Resources:
-        needed = per_element * config.rows * config.cols // (64 * config.num_warps)
-        return Resources(min(needed, 128), max(0, 6 * (needed - 128)), 0)
-
-    per_element = 5
-    config = ROCM.plan(problem(8192, 4096), MI300X, probe, {}).config
-    assert (config.schedule, config.num_warps) == ("whole_row", 8)
-    per_element = 9
-    assert ROCM.plan(problem(16_384, 4096), MI300X, probe, {}).config.schedule == "column_loop"
-
-
 def test_configurations_that_do_not_fit_in_the_lds_are_skipped() -> None:
     def probe(config: KernelConfig) -> Resources:
         return Resources(64, 0, config.rows * config.cols * 4 if config.rows > 1 else 0)
@@ -160,11 +148,3 @@ def test_a_column_loop_that_reads_once_does_not_depend_on_the_cache(traits: dict
     launch_plan = plan(once)
     assert (launch_plan.schedule, launch_plan.programs) == ("column_loop", 4 * MI300X.cores)
     assert "read twice" not in launch_plan.reason
-
-
-@pytest.mark.parametrize(("arch", "reads"), [("gfx942", 1), ("gfx1100", 2)])
-def test_narrow_rows_share_a_tile_of_one_wave(arch: str, reads: int) -> None:
-    device = ARCHITECTURES[arch]
-    config = plan(problem(64, 1_000_000, reads=reads), device).config
-    assert (config.schedule, config.num_warps) == ("whole_row", 1)
-    assert config.rows * config.cols == 16 * (device.warp_size or 0)

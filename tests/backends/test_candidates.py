@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,13 +95,6 @@ def test_without_cooperative_launches_another_schedule_is_compiled() -> None:
     compiler = Compiler(60, refuses=True)
     assert choose(compiler, 60, COOPERATIVE, LOOP).config == LOOP
     assert compiler.compiled == [COOPERATIVE, LOOP]
-
-
-def test_only_the_second_candidate_is_made_safe() -> None:
-    safe: Callable[[KernelConfig], KernelConfig] = lambda config: replace(config, max_registers=200)  # noqa: E731
-    right, wrong = Compiler(90), Compiler(120)
-    assert choose(right, 90, *LIMITED, safe=safe).config.max_registers == 96
-    assert choose(wrong, 90, *LIMITED, safe=safe).config.max_registers == 200
 
 
 @pytest.mark.parametrize(("cols", "warps"), [(2_000_000, 8), (5_000_000, 4), (300_000, 4)])

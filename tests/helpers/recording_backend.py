@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import tridal
@@ -24,17 +23,6 @@ class RecordingBackend(Interpreter):
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         self.problems.append(problem)
         return super().plan(problem, device, probe, options)
-
-
-class RowsDecide(RecordingBackend):
-    """Its plans for few rows add the columns in another order than those for many rows."""
-
-    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        plan = super().plan(problem, device, probe, options)
-        if problem.rows > 100 or problem.column_writes:
-            return plan
-        config = replace(plan.config, schedule="column_loop", cols=8)
-        return replace(plan, config=config)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import tridal
 from torch_versions import compiled_error
 from tridal.errors import DimensionError, DTypeError, ShapeError, TensorDeviceError
 from tridal.library.glu.glu import SWIGLU
+from tridal.pytorch.path import defined
 from tridal.runtime import launch
 
 
@@ -112,3 +113,14 @@ def test_gradients_of_tensors_on_two_devices_raise(device: torch.device, name: s
     for tensors in ((x, torch.empty(6, 8, device="meta")), (torch.empty(6, 8, device="meta"), x)):
         with pytest.raises(TensorDeviceError, match=r"output must be on .*, as grad is"):
             op(*tensors, 1, torch.float32)
+
+
+def test_an_error_of_the_registered_op_is_not_hidden_for_other_subclasses(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> Any:
+        raise TypeError("a fault of the op")
+
+    monkeypatch.setattr(defined, "overload", fail)
+    with pytest.raises(TypeError, match="a fault of the op"):
+        tridal.softmax(torch.ones(2, 3, device=device).as_subclass(Subclass))

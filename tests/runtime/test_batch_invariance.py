@@ -10,7 +10,6 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from recording_backend import RowsDecide, serving
 from torch_versions import compiles
 from tridal.devices import registry, settings
 from tridal.devices.types import KernelConfig
@@ -123,22 +122,6 @@ def test_slices_of_batches_have_the_same_kernels_and_results(
         for found, wanted in zip(compute(part), whole, strict=True):
             assert torch.equal(found, wanted[part])
     assert len(made) == kernels > 0
-
-
-def test_backwards_outside_a_block_have_the_kernels_of_the_block() -> None:
-    """The first backward prepares a kernel for those after it."""
-    pytest.importorskip("triton")
-    x, dy = torch.randn(3, 1001, requires_grad=True), torch.randn(3, 1001)
-    with serving(RowsDecide()):
-        with tridal.use(batch_invariant=True):
-            results = [tridal.softmax(x) for _ in range(4)]
-        first, *others = (torch.autograd.grad(y, x, dy)[0] for y in results[:3])
-        with tridal.use(batch_invariant=True):
-            (expected,) = torch.autograd.grad(results[3], x, dy)
-        assert all(torch.equal(found, expected) for found in (first, *others))
-        (other,) = torch.autograd.grad(tridal.softmax(x), x, dy)
-    assert_close(other, expected)
-    assert not torch.equal(other, expected)
 
 
 def test_an_invariant_call_promises_no_alignment_of_a_mask() -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import product
 
 import hypothesis.strategies as st
-import pytest
 import torch
 from hypothesis import given, settings
 
@@ -73,25 +72,6 @@ def test_a_mask_with_too_many_strides_or_rows_is_not_placed() -> None:
     assert located((2, 3, 4, 5, 6), (2, 1, 4, 5, 6)) is not None
     assert locate_mask(FLOAT_MASK, (ROW_LIMIT, 2), (2, 1), (0, 1), 1) is None
     assert locate_mask(FLOAT_MASK, (ROW_LIMIT - 1, 2), (2, 1), (0, 1), 1) is not None
-
-
-@pytest.mark.parametrize(
-    ("scale_mask", "vector", "cols", "misalignment", "expected"),
-    [
-        (replace(FLOAT_MASK, strides=(1024, 0, 0, 1)), 4, 64, None, 16),
-        (replace(FLOAT_MASK, strides=(1001, 0, 0, 1)), 4, 64, None, 1),
-        (replace(FLOAT_MASK, strides=(1024, 0, 0, 1)), 4, 2, None, 1),
-        (ScaleMask(0.5), 4, 64, None, 1),
-        (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), row_distance=4), 4, 64, 0, 16),
-        (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), row_distance=2), 4, 64, 0, 1),
-        (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), address=12), 4, 64, 3, 16),
-        (replace(FLOAT_MASK, strides=(1001, 0, 0, 1), mask="uint8", address=3), 4, 64, 3, 4),
-    ],
-)
-def test_alignment_is_a_vector_only_where_the_mask_of_every_row_is_aligned(
-    scale_mask: ScaleMask, vector: int, cols: int, misalignment: int | None, expected: int
-) -> None:
-    assert scale_mask.alignment(vector, cols, misalignment) == expected
 
 
 @settings(max_examples=200, deadline=None)

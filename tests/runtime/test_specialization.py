@@ -140,15 +140,3 @@ def test_a_second_tensor_with_the_strides_of_the_first_has_its_own_misalignment(
     call = KernelCall(kernel, layout, ("float32",) * 3, (0, 0, up))
     assert constants(call, peel)["SAME_MISALIGNMENT"] is same
     assert "up_ptr" not in call.specialize(peel).divisible or up % 16 == 0
-
-
-def test_workspace_slots_cover_each_part_of_a_row_and_the_tile_counter() -> None:
-    config = KernelConfig("cooperative", rows=1, cols=1024, programs_per_row=5)
-    call = kernel_call((64, 5000))
-    assert call.specialize(config).cooperative
-    assert call.workspace_slots(LaunchPlan(config, programs=35, reason="")) == 64 * 5 + 2 + 3 * 7
-    one_shot = LaunchPlan(replace(config, persistent=False), programs=None, reason="")
-    assert call.workspace_slots(one_shot) == 64 * 5 + 2 + 3 * 64
-    tall = LaunchPlan(replace(config, rows=16), programs=10, reason="")
-    assert kernel_call((3, 5000, 40), 1).workspace_slots(tall) == 9 * 5 * 16 + 2 + 3 * 2
-    assert call.workspace_slots(LaunchPlan(WHOLE_ROW, programs=64, reason="")) == 0
