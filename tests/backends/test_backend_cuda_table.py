@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from importlib import metadata, util
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import cuda_plan_table
 import golden_plans
 from cuda_problems import QUESTIONS
-from tridal_cuda import tuning
 
 TABLES = {file.stem: json.loads(file.read_text()) for file in cuda_plan_table.files()}
 TABLE = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -50,28 +48,3 @@ def test_the_installed_compiler_reports_the_resources_in_its_table(request: pyte
         if made._asdict() != {"plan": row["plan"], "compiled": row["compiled"]}:
             different[str(question)] = f"old {row['plan']} {row['compiled']}, new {made}"
     assert not different, f"review the plans, then write the table again: {golden_plans.COMMAND}"
-
-
-def mutations(value: Any) -> Iterator[Any]:
-    """Other values of a constant: each number doubled or halved, one at a time."""
-    if isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from ((*value[:index], changed, *value[index + 1 :]) for changed in mutations(item))
-    else:
-        yield 2 * value
-        yield value / 2 if isinstance(value, float) else max(1, value // 2)
-
-
-@pytest.mark.nightly("test_plans_are_those_of_the_table, which has the constants")
-@TABLE
-@pytest.mark.parametrize("name", cuda_plan_table.constants())
-def test_a_plan_in_the_table_depends_on_each_constant(
-    table: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for value in mutations(getattr(tuning, name)):
-        monkeypatch.setattr(tuning, name, value)
-        changed = next(cuda_plan_table.changes(table), None)
-        if changed is not None:
-            assert f"{changed}: was {table['plans'][str(changed)]['plan']}" in cuda_plan_table.report(table, [changed])
-            return
-    pytest.fail(f"add a problem whose plan depends on tuning.{name} to tests/helpers/cuda_problems.py")

@@ -1,4 +1,4 @@
-"""The problems of the table of CUDA plans. Together, their plans depend on each constant of `tridal_cuda.tuning`."""
+"""The problems of the table of CUDA plans: measured shapes, both sides of limits, and plans that spilled."""
 
 from __future__ import annotations
 

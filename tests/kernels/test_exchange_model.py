@@ -44,18 +44,3 @@ def test_seeded_fault_is_found(seeded: SeededFault) -> None:
 @by_day(tuple(dict.fromkeys(s.launch for s in FAULTS if s.edits and s.launch not in SHORT)))
 def test_launch_of_a_seeded_fault_has_none_without_it(launch: Launch) -> None:
     assert explore(launch).fault is None
-
-
-@pytest.mark.parametrize(
-    ("name", "launch"),
-    [
-        ("early clear by groups that claim", Launch(16, 3)),
-        ("missing barrier at the end", Launch(16, 3, groups=2)),
-        ("one slot for claims", Launch(9, 6)),
-    ],
-)
-def test_random_order_of_many_programs_finds_a_fault(name: str, launch: Launch) -> None:
-    (edits,) = [seeded.edits for seeded in FAULTS if seeded.name == name]
-    fault = run(launch, 0, edits).fault
-    assert fault is not None
-    assert "deadlock" in fault.message

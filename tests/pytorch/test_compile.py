@@ -20,7 +20,7 @@ from torch_versions import aot_inductor
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 MASKED = "softmax, scaled and masked"
 COMPILED = OPS | {name: SAMPLES[name] for name in (MASKED, "cross_entropy of probabilities")}
-SAME_PATH = "this test with an op that is declared in the same way, and test_compiled_forward_and_backward_equal_torch"
+SAME_PATH = "this test with an op that is declared in the same way, and test_compiled_forward_and_backward..."
 EACH = pytest.mark.parametrize(
     "sample",
     [

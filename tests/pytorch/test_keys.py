@@ -160,6 +160,12 @@ def test_a_tensor_of_a_wrong_shape_is_refused_after_a_known_call(
             function(x, torch.rand(wrong))
 
 
+@pytest.mark.parametrize("order", [(False, True), (True, False)])
+def test_a_tensor_that_requires_a_gradient_after_one_that_does_not(order: tuple[bool, bool]) -> None:
+    for grad in (*order, *order):
+        assert tridal.softmax(torch.randn(6, 8, requires_grad=grad)).requires_grad == grad
+
+
 @contextmanager
 def gradients_in_inference() -> Iterator[None]:
     with torch.inference_mode(), torch.enable_grad():
