@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from typing import Any
@@ -15,7 +14,7 @@ from cli_helpers import run, run_json, words
 from torch_versions import compiles
 from tridal.devices import registry
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
-from tridal.errors import DeviceUnavailableError, TridalError
+from tridal.errors import DeviceUnavailableError
 from tridal.ops import planning
 
 pytest.importorskip("triton")
@@ -126,25 +125,3 @@ def test_help_lists_the_accepted_values() -> None:
     for name in (*ARCHITECTURES, *registry.device_names(), *ITEMSIZE, *DTYPE_ALIASES):
         assert re.search(rf"\b{name}\b", output), name
     assert "<bool>" not in output
-
-
-def test_exception_of_a_backend_is_one_error_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    arch = COMPILED[0]
-    backend, _ = planning.architectures()[arch]
-
-    def fail(*arguments: Any) -> Any:
-        raise ZeroDivisionError("no cores at all")
-
-    monkeypatch.setattr(type(backend), "plan", fail)
-    output = plan("5", "5", "--arch", arch, code=1)
-    assert f"backend '{backend.name}' could not plan for {arch}: ZeroDivisionError: no cores at all" in output
-
-
-@pytest.mark.parametrize("name", ["rows", "cols", "dtype", "op", "dim", "device", "arch"])
-@pytest.mark.parametrize("value", [None, 5, 0, -3, 0.0, True, "x", b"x", [1], ...], ids=repr)
-def test_any_argument_of_any_type_gives_a_plan_or_an_error_of_tridal(name: str, value: Any) -> None:
-    arguments: dict[str, Any] = {"rows": 5, "cols": 5, "arch": COMPILED[0]}
-    if name == "device":
-        del arguments["arch"]
-    with contextlib.suppress(TridalError):
-        planning.plan(**{**arguments, name: value})

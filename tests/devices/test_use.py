@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
-import pickle
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -50,14 +48,6 @@ def test_equal_use_gives_the_same_object_and_the_cache_is_bounded():
     assert settings_in_use(backends={"npu": {"x": 1}}) is not settings_in_use(backends={"npu": {"x": True}})
     assert len({settings_in_use(device=f"d{i}") for i in range(500)}) == 500
     assert len(settings._overlays) <= 64
-
-
-def test_settings_can_be_copied_and_pickled():
-    with use(device="cuda:1", backends={"npu": {"x": 1}}):
-        assert copy.deepcopy(current()) is current()
-        restored = pickle.loads(pickle.dumps(current()))
-        assert (restored.device, restored.backends["npu"]) == ("cuda:1", {"x": 1})
-        assert restored.sources == current().sources
 
 
 def test_use_applies_only_to_its_thread():

@@ -37,7 +37,7 @@ for command in (["doctor"], ["config"], ["plan", "64", "781", "--arch", "sm_90"]
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
 
 
-@pytest.mark.slow("a process that imports torch and Triton")
+@pytest.mark.nightly("the other tests, in a locale with UTF-8 and with assertions")
 def test_optimized_python_and_an_ascii_locale() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRIDAL_")} | ASCII
     done = subprocess.run(

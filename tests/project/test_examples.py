@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import sys
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-BENCHMARKS = EXAMPLES.parent / "benchmarks"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, script: Path, *arguments: str) -> None:
@@ -53,18 +51,3 @@ def test_sampling_is_computed_by_the_backend(
     assert "torch" not in computed
     assert all(0 <= int(token) < 128_256 for token in re.findall(r"\d+", tokens))
     assert float(difference.split()[-1]) < 1e-5
-
-
-def test_benchmark_of_models_writes_its_results(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("matplotlib")
-    providers = ["unchanged", "kernelize+fused_loss", "liger"]
-    run(monkeypatch, BENCHMARKS / "models.py", "--tiny", "--output", str(tmp_path), "--providers", *providers)
-    results = json.loads((tmp_path / "models.json").read_text())["results"]
-    found = {(result["work"], result["provider"]): result["tokens_per_second"] for result in results}
-    assert found["training", "kernelize+fused_loss"] > 0
-    assert found.keys() >= {("training", "liger"), ("decoding", "liger"), ("decoding", "unchanged")}
-    for picture in ("training.png", "decoding.png"):
-        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
