@@ -37,9 +37,9 @@ class _Group(TyperGroup):
             print_error(error.for_commands())
             raise typer.Exit(1) from error
         except ImportError as error:
-            if broken.torch_problem() is None:
+            if (problem := broken.torch_problem()) is None:
                 raise
-            print_error(f"{error}; run `tridal doctor` for details")
+            print_error(f"{problem}; run `tridal doctor` for details")
             raise typer.Exit(1) from error
 
 

@@ -42,7 +42,7 @@ def examine() -> dict[str, Any]:
     """Returns the report of the command, as data. Never raises an error, but adds it to "problems"."""
     torch_problem = broken.torch_problem()
     tritons = _distributions("triton")
-    problems = [] if torch_problem is None else [f"torch cannot be imported: {torch_problem}"]
+    problems = [] if torch_problem is None else [torch_problem]
     if len(tritons) > 1:
         problems.append(
             f"{' and '.join(tritons)} are installed together and overwrite each other's package 'triton'. "
@@ -146,6 +146,8 @@ def _chosen_device() -> dict[str, Any]:
     except SettingsError:
         return {**report, "problem": "the settings cannot be used"}
     report |= {"asked": current.device, "source": current.sources["device"]}
+    if broken.torch_problem() is not None:
+        return {**report, "problem": "torch cannot be imported"}
     try:
         import torch
 
