@@ -52,11 +52,10 @@ def test_kernels_without_conditions_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @supports_kernels
-@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
-def test_transformers_loads_the_repository(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_loads_the_repository(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     types = [*kernel_config.KERNELS_SUPPORTED_DEVICE_TYPES, device.type]
     monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", types)  # it lacks the CPU
-    model = build(name).to(device)
+    model = build("Qwen3").to(device)
     expected = step(model)
     mapping = {"RMSNorm": f"{hub.repository()}:RMSNorm"}
     model.set_use_kernels(True, transformers.KernelConfig(mapping, use_local_kernel=True))

@@ -43,8 +43,9 @@ def check_fsdp2(mesh: Any, kernelize_first: bool) -> None:
     report = report or tridal.kernelize(model, fused_loss=True)
     assert ops_of(full_step) == OPS, report
     assert got[0][0].logits is None
-    report.restore()
-    assert ops_of(full_step) == set()
+    if kernelize_first:
+        report.restore()
+        assert ops_of(full_step) == set()
     for found in got:
         assert_same_step(found, expected)
 
