@@ -58,8 +58,9 @@ def not_traced(x: torch.Tensor) -> torch.Tensor:
     return loss_of(registered_op, x) + loss_of(tridal.softmax, x)
 
 
-def backward_of_a_call(x: torch.Tensor) -> None:
-    compiled(torch.Tensor.backward)(loss_of(tridal.softmax, x))
+def override_in_a_compiled_function(x: torch.Tensor) -> None:
+    with tridal.override_torch():
+        loss_of(torch.softmax, x).backward()
 
 
 def override_around_a_compiled_function(x: torch.Tensor) -> None:
@@ -67,41 +68,30 @@ def override_around_a_compiled_function(x: torch.Tensor) -> None:
         compiled(torch.Tensor.backward)(loss_of(torch.softmax, x))
 
 
-def override_in_a_compiled_function(x: torch.Tensor) -> None:
-    def step(x: torch.Tensor) -> None:
-        with tridal.override_torch():
-            loss_of(torch.softmax, x).backward()
-
-    compiled(step)(x)
-
-
-def calls_after_a_graph_break(x: torch.Tensor) -> None:
-    compiled(lambda z: not_traced(z * 1))(x).backward()
-
-
 def compiled_autograd_of_a_registered_op(x: torch.Tensor) -> None:
     with compiled_autograd._enable(torch.compile(backend="eager")):
         loss_of(registered_op, x).backward()
 
 
-STEPS = (
-    backward_of_a_call, override_around_a_compiled_function, override_in_a_compiled_function, calls_after_a_graph_break,
-    compiled_autograd_of_a_registered_op,
-)  # fmt: skip
+STEPS: dict[str, Callable[[torch.Tensor], object]] = {
+    "backward of a call": lambda x: compiled(torch.Tensor.backward)(loss_of(tridal.softmax, x)),
+    "override around a compiled function": override_around_a_compiled_function,
+    "override in a compiled function": lambda x: compiled(override_in_a_compiled_function)(x),
+    "calls after a graph break": lambda x: compiled(lambda z: not_traced(z * 1))(x).backward(),
+    "compiled autograd of a registered op": compiled_autograd_of_a_registered_op,
+}
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-def test_the_launch_path_is_not_traced(
-    device: torch.device, traced: set[tuple[str, str]], step: Callable[[torch.Tensor], None]
-) -> None:
-    if step is calls_after_a_graph_break and not private.SKIPS_FRAMES:
+@pytest.mark.parametrize("name", STEPS)
+def test_the_launch_path_is_not_traced(device: torch.device, traced: set[tuple[str, str]], name: str) -> None:
+    if name == "calls after a graph break" and not private.SKIPS_FRAMES:
         pytest.skip("this version of torch traces the public function after a graph break, and fails")
     x = torch.randn(4, 6, device=device, requires_grad=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        step(x)
+        STEPS[name](x)
     (expected,) = torch.autograd.grad(loss_of(torch.softmax, x), x)
-    torch.testing.assert_close(x.grad, expected * (2 if step is calls_after_a_graph_break else 1))
+    torch.testing.assert_close(x.grad, expected * (2 if name == "calls after a graph break" else 1))
     assert traced, "the step does not call torch.compile"
     launching = {item for item in traced if any(part in "/".join(Path(item[0]).parts[-3:]) for part in LAUNCH_PATH)}
     assert not launching

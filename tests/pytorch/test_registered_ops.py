@@ -7,25 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 
 import tridal
-from op_samples import (
-    EACH,
-    EACH_OP,
-    KINDS,
-    SKIP_NORM,
-    Sample,
-    as_tuple,
-    each_kind,
-    gradients,
-    loss_of,
-    registered_calls,
-)
+from op_samples import EACH, EACH_OP, KINDS, OPS, SKIP_NORM, Sample, gradients, loss_of, registered_calls
 
-EACH_KIND = each_kind("this test with an op that is declared in the same way, and test_opcheck with this op")
 CHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
@@ -62,19 +49,6 @@ def test_opcheck_with_masks(device: torch.device, kind: torch.dtype, requires_gr
     torch.library.opcheck(torch.ops.tridal.softmax_backward, (g, g.detach().softmax(-1), -1, torch.float32, 0.5))
 
 
-@EACH_OP
-def test_fake_and_meta_results_are_like_real_ones(device: torch.device, sample: Sample) -> None:
-    x = torch.randn(3, 4, 5, dtype=torch.float16, device=device).transpose(0, 2)
-    results = as_tuple(sample.function(**sample.tensors(x)))
-    with FakeTensorMode() as mode:
-        fake = as_tuple(sample.function(**sample.tensors(mode.from_tensor(x))))
-    meta = as_tuple(sample.function(**sample.tensors(x.to("meta"))))
-    assert [(t.stride(), t.device) for t in fake] == [(t.stride(), t.device) for t in results]
-    for found in (fake, meta):
-        assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in results]
-    assert {t.device.type for t in meta} == {"meta"}
-
-
 @EACH
 def test_dispatch_modes_see_the_op_and_the_gradients_that_are_needed(device: torch.device, sample: Sample) -> None:
     for needed in sample.differentiable:
@@ -88,12 +62,12 @@ def test_dispatch_modes_see_the_op_and_the_gradients_that_are_needed(device: tor
         assert_close(tensors[needed].grad, gradients(sample.expected, tensors)[needed])
 
 
-@EACH_KIND
-@pytest.mark.parametrize("compiled", [False, True])
-def test_wrapper_subclasses_see_the_op_and_its_gradient(device: torch.device, sample: Sample, compiled: bool) -> None:
-    if compiled and sample.op.name not in ("softmax", "cross_entropy"):
-        pytest.skip("dynamo traces the same code for all ops")
+@pytest.mark.parametrize(
+    ("name", "compiled"), [*((name, False) for name in KINDS), ("softmax", True), ("cross_entropy", True)]
+)
+def test_wrapper_subclasses_see_the_op_and_its_gradient(device: torch.device, name: str, compiled: bool) -> None:
     torch.compiler.reset()
+    sample = OPS[name]
     function = torch.compile(sample.ours, fullgraph=True, backend="aot_eager") if compiled else sample.ours
     x = torch.randn(3, 5, dtype=torch.float64, device=device)
     two, plain = TwoTensor(x, x * 2).requires_grad_(), (x * 2).requires_grad_()
