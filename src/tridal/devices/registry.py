@@ -23,6 +23,7 @@ from tridal.devices.backend_table import registered as registered
 from tridal.devices.backend_table import unregister as unregister
 from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.entry_points import IN_CODE as IN_CODE
+from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, TORCH_ONLY
 from tridal.devices.plugins import HOST as HOST
 from tridal.devices.plugins import Registered as Registered
@@ -74,18 +75,18 @@ def serving(
     """
     key = device_type, settings or current()
     with suppress(KeyError):
+        return _serving_cache[key]  # without the lock, which a thread holds while it compiles or interprets
+    with LOCK:
+        _, chosen = key
+        check_backends(chosen)
+        name, _ = parse_device(chosen.device)
+        if name != device_type:
+            check_device(chosen, known_types)
+        is_named = find(name) is not None and get(name).device_type == device_type
+        if len(_serving_cache) >= 256:
+            _serving_cache.clear()
+        _serving_cache[key] = available(name, _location(chosen)) if is_named else _first_candidate(device_type)
         return _serving_cache[key]
-    _, chosen = key
-    check_backends(chosen)
-    name, _ = parse_device(chosen.device)
-    if name != device_type:
-        check_device(chosen, known_types)
-    is_named = find(name) is not None and get(name).device_type == device_type
-    found = available(name, _location(chosen)) if is_named else _first_candidate(device_type)
-    if len(_serving_cache) >= 256:
-        _serving_cache.clear()
-    _serving_cache[key] = found
-    return found
 
 
 def resolve_chosen(settings: Settings, known_types: Container[str] = ()) -> tuple[CheckedBackend | None, str]:
