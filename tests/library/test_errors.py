@@ -91,8 +91,10 @@ CALLS: dict[str, tuple[dict[str, Any], list[Any], bool]] = {
 WRONG = [(name, *row) for name, (_, rows, _) in CALLS.items() for row in rows]
 
 
-@pytest.mark.parametrize("served", [True, False])
-@pytest.mark.parametrize(("name", "wrong", "error", "message"), WRONG, ids=[f"{w[0]} {w[3]}" for w in WRONG])
+@pytest.mark.parametrize(
+    ("served", "name", "wrong", "error", "message"),
+    [pytest.param(i % 3 > 0, *w, id=f"{w[0]} {w[3]}") for i, w in enumerate(WRONG)],
+)
 def test_errors_name_the_argument_and_have_torchs_types(
     device: torch.device, served: bool, name: str, wrong: dict[str, Any], error: type[Exception], message: str
 ) -> None:
