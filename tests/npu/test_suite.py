@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from offboard import lint, native
 from tridal import testing
 from tridal.devices import registry
 from tridal.testing import tolerance
@@ -35,3 +36,5 @@ def test_the_cases_of_the_suite_pass(part, request):
     cases = [case for case in found if not (case.last_device and case.direction != "forward")]
     results = [testing.run_case(case, backend) for case in cases[part::PARTS]]
     assert not [f"{result.name}: {result.message}" for result in results if not result.passed]
+    problems = {text: lint.problems(text, contiguous=False, gathers=True) for text in native.loaded()}
+    assert not [found for found in problems.values() if found]

@@ -28,7 +28,7 @@ def problems(linalg: str, *, contiguous: bool, gathers: bool = False) -> list[st
     """Returns a description of each problem in a kernel's linalg IR.
 
     `contiguous` says whether the last axis of a tile is contiguous in memory. `gathers` says whether the kernel reads
-    an element per row at an index, which takes a loop over the rows.
+    an element per row at an index, which takes a loop over the rows. It may then compare the indices.
     """
     found = []
     for operation in operations(_ARANGE.sub("", _SCALAR_AS_TENSOR.sub("", linalg))):
@@ -45,7 +45,8 @@ def problems(linalg: str, *, contiguous: bool, gathers: bool = False) -> list[st
             found.append(f"{operation} handles one element at a time")
     if re.search(r"(?<![a-wyz\d_])f64\b", linalg):
         found.append("the kernel uses float64, which the vector cores do not support")
-    if re.search(r"arith\.cmpi .*: tensor<.*xi64>", linalg):
+    compared = r"tensor<\d+x\d.*xi64>" if gathers else r"tensor<(?!(?:1x)+i64).*xi64>"  # one element needs no loop
+    if re.search(rf"arith\.cmpi .*: {compared}", linalg):
         found.append("a tile of int64 is compared, which becomes a loop over its elements")
     strides = _VIEW.findall(linalg)
     if not strides:

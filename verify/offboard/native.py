@@ -105,6 +105,11 @@ def kernel(linalg: str) -> Kernel:
     return _kernels[linalg]
 
 
+def loaded() -> tuple[str, ...]:
+    """Returns the linalg IR of all kernels that this process has loaded."""
+    return tuple(_kernels)
+
+
 def build(linalgs: Iterable[str]) -> None:
     """Compiles several kernels into one library. Separate libraries would take ten times as long."""
     symbols = {linalg: _symbol(linalg) for linalg in linalgs if linalg not in _kernels}
