@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,8 +50,12 @@ def main() -> None:
     path = Path.cwd() if is_module else Path(name).resolve()
     if not getattr(sys.flags, "safe_path", False):  # with `python -P`, programs have no such entry
         sys.path[0] = str(path if path.is_dir() else path.parent)
-    if not (_has_module(name) if is_module else path.exists()):
+    if not (_spec(name) if is_module else path.exists()):
         _exit(2, f"there is no {'module' if is_module else 'file'} {name!r} in {Path.cwd()}")
+    spec = _spec(name) if is_module else None
+    is_folder = path.is_dir() if spec is None else spec.submodule_search_locations is not None
+    if is_folder and not (_spec(f"{name}.__main__") if is_module else (path / "__main__.py").exists()):
+        _exit(2, f"{name!r} has no __main__.py, so it cannot be run")
     _override()
     interrupts.raise_at_interrupt()
     if is_module:
@@ -74,11 +79,11 @@ def _override() -> None:
         _exit(1, str(error))
 
 
-def _has_module(name: str) -> bool:
-    """Returns whether a module exists. Imports its parent packages, as Python does."""
+def _spec(name: str) -> ModuleSpec | None:
+    """The spec of a module, or None if there is none. Imports its parent packages, as Python does."""
     with suppress(ModuleNotFoundError, ValueError):  # ValueError: the name is empty
-        return importlib.util.find_spec(name) is not None
-    return False
+        return importlib.util.find_spec(name)
+    return None
 
 
 def _exit(code: int, message: str) -> NoReturn:
