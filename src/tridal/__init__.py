@@ -24,6 +24,7 @@ except Exception as error:  # a broken torch may raise any exception; `tridal do
     _torch_error = error
 else:
     from tridal import nn
+    from tridal.library.gated_norm.functions import gated_rms_norm
     from tridal.library.glu.functions import geglu, swiglu
     from tridal.library.log_probs.functions import log_probs, token_log_probs
     from tridal.library.losses.functions import cross_entropy, linear_cross_entropy
@@ -44,9 +45,9 @@ else:
         call_records.start_from_environment()
 
 __all__ = [
-    "backends", "cross_entropy", "device", "errors", "geglu", "kernelize", "layer_norm", "linear_cross_entropy",
-    "log_probs", "log_softmax", "models", "nn", "ops", "override_torch", "plan", "record_calls", "registry",
-    "rms_norm", "rotary_embedding", "row_function", "run", "settings", "softmax", "swiglu", "testing",
+    "backends", "cross_entropy", "device", "errors", "gated_rms_norm", "geglu", "kernelize", "layer_norm",
+    "linear_cross_entropy", "log_probs", "log_softmax", "models", "nn", "ops", "override_torch", "plan", "record_calls",
+    "registry", "rms_norm", "rotary_embedding", "row_function", "run", "settings", "softmax", "swiglu", "testing",
     "token_log_probs", "types", "use",
 ]  # fmt: skip
 __dir__ = __all__.copy

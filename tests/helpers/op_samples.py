@@ -171,6 +171,10 @@ def _norm(name: str, by_tridal: bool) -> Callable[..., Any]:
     return norm
 
 
+def _gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return _rms_norm(input, weight) * gate * torch.sigmoid(gate)
+
+
 def _masked(input: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax(input * 0.5 + mask, -1)
 
@@ -242,6 +246,13 @@ def _samples() -> dict[str, Sample]:
         "geglu": _sample(op_named("geglu"), tridal.geglu, _geglu),
         "rotary_embedding": _sample(
             op_named("rotary_embedding"), _rotary_of_elements, _rotary, roles={"cos": "constant", "sin": "constant"}
+        ),
+        "gated_rms_norm": _sample(
+            op_named("gated_rms_norm"),
+            lambda input, gate, weight, **given: tridal.gated_rms_norm(
+                input, gate, input.shape[-1:], weight, 1e-5, **given
+            ),
+            _gated_rms_norm,
         ),
         "cross_entropy of probabilities": _sample(entropy, *entropies, roles={"target": "element"}, dim=1),
         "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),

@@ -1,4 +1,4 @@
-"""Maths functions for ops: exp, exp of a difference, reciprocal, the sum of an input and a residual.
+"""Maths functions for ops: exp, exp of a difference, reciprocal, sigmoid, the sum of an input and a residual.
 
 EXP2_BIAS is the mean relative error of the device's exp2, see `KernelConfig.exp2_bias`. If it is not zero, results are
 float32 and functions correct their rounding errors. REFINE, set for wide tiles, also corrects numbers per row.
@@ -50,6 +50,14 @@ def reciprocal(x, EXP2_BIAS: tl.constexpr, REFINE: tl.constexpr):
         if REFINE:
             inverse = tl.fma(tl.fma(-x, inverse, 1.0), inverse, inverse)
     return inverse
+
+
+@triton.jit
+def sigmoids(x, EXP2_BIAS: tl.constexpr):
+    """Returns sigmoid(x) and sigmoid(-x). The exponential is at most 1, so it does not overflow."""
+    small = exp(-tl.abs(x), EXP2_BIAS)
+    large = 1.0 / (1.0 + small)
+    return tl.where(x < 0, small * large, large), tl.where(x < 0, large, small * large)
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """The bundled ops: each folder has the maths, the declarations, the functions and the modules of a family of ops."""
 
+from tridal.library.gated_norm.gated_rms_norm import GATED_RMS_NORM
 from tridal.library.glu.glu import GEGLU, SWIGLU
 from tridal.library.log_probs.log_probs import LOG_PROBS
 from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
@@ -10,12 +11,12 @@ from tridal.library.rotary.rotary import ROTARY_EMBEDDING
 from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 
 __all__ = [
-    "CROSS_ENTROPY", "GEGLU", "LAYER_NORM", "LINEAR_CROSS_ENTROPY", "LOG_PROBS", "LOG_SOFTMAX", "OPS", "RMS_NORM",
-    "ROTARY_EMBEDDING", "SOFTMAX", "SWIGLU", "TOKEN_LOG_PROBS",
+    "CROSS_ENTROPY", "GATED_RMS_NORM", "GEGLU", "LAYER_NORM", "LINEAR_CROSS_ENTROPY", "LOG_PROBS", "LOG_SOFTMAX", "OPS",
+    "RMS_NORM", "ROTARY_EMBEDDING", "SOFTMAX", "SWIGLU", "TOKEN_LOG_PROBS",
 ]  # fmt: skip
 __dir__ = __all__.copy
 
 OPS = (
     SOFTMAX, LOG_SOFTMAX, RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, SWIGLU, GEGLU, LOG_PROBS,
-    TOKEN_LOG_PROBS, ROTARY_EMBEDDING,
+    TOKEN_LOG_PROBS, ROTARY_EMBEDDING, GATED_RMS_NORM,
 )  # fmt: skip

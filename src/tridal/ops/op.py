@@ -65,8 +65,8 @@ class Op:
         any_rows: whether recorded steps are the same for any number of rows. They then depend on no size of the dims
             before those of a row. If not, they are recorded for each shape.
         dim: the dim along which rows run, if no argument gives it. A tensor of one dim is one row.
-        constants: constants(arguments by name), the compile-time constants of the forward kernel that follow from a
-            call.
+        constants: constants(arguments by name), the compile-time constants that follow from a call. It is called for
+            each kernel that declares constants.
         unsupported: unsupported(arguments by name, dtypes of results), the reason why no kernel computes a call, or
             None.
         torch_function: torch's own function, if there is one: `f(input, dim, dtype=dtype)`. It computes calls without a

@@ -190,7 +190,7 @@ def _call_of_kernel(
     assert signature.kernel is not None
     forward = signature is op.signature
     inputs, outputs, absent = _match(arguments, wanted)
-    constants = _constants(op, arguments) if op.constants is not None and forward else ()
+    constants = _constants(op, arguments) if op.constants is not None and signature.kernel.constants else ()
     kernel = variant(signature.kernel, absent, tuple(name for _, name in outputs), constants)
     modification = modification_of(op, arguments.named) if forward else None
     mask = [] if modification is None or modification.mask is None else [signature.names.index("mask")]
@@ -232,11 +232,11 @@ def _match(
 
 
 def _constants(op: Op, arguments: Arguments) -> tuple[tuple[str, Any], ...]:
-    """Returns the constants of the forward kernel that follow from a call."""
+    """Returns the constants of the kernel that follow from a call."""
     assert op.constants is not None
     with naming(op, "constants"):
         constants = op.constants(NamedArguments(arguments))
-    declared = [name for name, _ in op.forward.constants]
+    declared = [name for name, _ in arguments.signature.kernel.constants]  # type: ignore[union-attr]
     if unknown := [name for name in constants if name not in declared]:
         known = ", ".join(declared) or "none"
         raise PluginError(f"op {op.name!r}: constants: its kernel declares no {unknown[0]!r} (known: {known})")

@@ -3,15 +3,7 @@
 import triton
 import triton.language as tl
 
-from tridal.kernels.numerics import exp
-
-
-@triton.jit
-def _sigmoids(x, EXP2_BIAS: tl.constexpr):
-    """Returns sigmoid(x) and sigmoid(-x). The exponential is at most 1, so it does not overflow."""
-    small = exp(-tl.abs(x), EXP2_BIAS)
-    large = 1.0 / (1.0 + small)
-    return tl.where(x < 0, small * large, large), tl.where(x < 0, large, small * large)
+from tridal.kernels.numerics import exp, sigmoids
 
 
 @triton.jit
@@ -24,10 +16,10 @@ def _factor(gate, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
         # 0.5 * (1 + tanh(x)) is sigmoid(2 * x).
         # Beyond |gate| = 100, the factor is 0 or 1 and its derivative 0. An infinite square would give 0 * inf.
         square = tl.minimum(gate * gate, 10000.0)
-        factor, other = _sigmoids(1.5957691216057308 * gate * (1.0 + 0.044715 * square), EXP2_BIAS)
+        factor, other = sigmoids(1.5957691216057308 * gate * (1.0 + 0.044715 * square), EXP2_BIAS)
         slope = factor * other * (1.5957691216057308 + 0.21406444881780073 * square)
     else:
-        factor, other = _sigmoids(gate, EXP2_BIAS)
+        factor, other = sigmoids(gate, EXP2_BIAS)
         slope = factor * other
     return factor, slope
 
