@@ -18,6 +18,11 @@ def rms(direction: Direction, **options: Any) -> Case:
     return Case("rms_norm", direction, (9, 57), **options)
 
 
+def gated(direction: Direction, **numbers: Any) -> Case:
+    """A case of gated_rms_norm."""
+    return Case("gated_rms_norm", direction, (9, 57), numbers=tuple(numbers.items()))
+
+
 def layer(direction: Direction, **options: Any) -> Case:
     """A case of layer_norm."""
     return Case("layer_norm", direction, (9, 57), **options)
@@ -46,6 +51,16 @@ MUTANTS = [
          "weighted(dy, weight, weight_offset) - projection", "weighted(dy, weight, weight_offset)", rms(BACKWARD)),
         ("rms_norm.weight_gradient", "the weight's gradient is not normalised",
          "x * tl.expand_dims(inverse_rms, AXIS)", "x", rms(BACKWARD)),
+        ("gated_rms_norm.square", "the gate is not in the sum of squares", "x * activated", "x",
+         gated(FORWARD, gate_first=True)),
+        ("gated_rms_norm.gated_rms_norm", "the activation is dropped",
+         "weighted(x * tl.expand_dims(inverse_rms, AXIS), weight) * activated",
+         "weighted(x * tl.expand_dims(inverse_rms, AXIS), weight)", gated(FORWARD)),
+        ("gated_rms_norm.x_gradient", "the projection is not gated", "projection * activated", "projection",
+         gated(BACKWARD, gate_first=True)),
+        ("gated_rms_norm.gate_gradient", "the derivative of the activation is dropped",
+         "dn * (x * tl.expand_dims(inverse_rms, AXIS)) * slope", "dn * (x * tl.expand_dims(inverse_rms, AXIS))",
+         gated(BACKWARD)),
         ("layer_norm.deviation", "the mean is not subtracted", "tl.expand_dims(total / count, AXIS)", "0.0",
          layer(FORWARD)),
         ("layer_norm.square_deviation", "elements beyond the end of a row count",
