@@ -18,10 +18,13 @@ class TorchBackend(BackendBase):
 
     private = "torch._C"
     """The module with the private function for the current stream."""
+    stream_handle = ""
+    """The attribute of torch's stream with its raw handle; by default, that with the name of the device type."""
     _raw_stream: str
 
     def __init_subclass__(cls) -> None:
         cls._raw_stream = f"_{cls.device_type}_getCurrentRawStream"
+        cls.stream_handle = cls.stream_handle or f"{cls.device_type}_stream"
 
     def module(self) -> Any:
         """Returns the module `torch.<device type>`, or None. A vendor's package registers it when it is imported."""
@@ -38,7 +41,7 @@ class TorchBackend(BackendBase):
         try:
             return getattr(sys.modules[self.private], self._raw_stream)(index)  # type: ignore[no-any-return]
         except (AttributeError, KeyError):  # this version of torch lacks the private function
-            return int(getattr(self.module().current_stream(index), f"{self.device_type}_stream"))
+            return int(getattr(self.module().current_stream(index), self.stream_handle))
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
         """Returns torch's device guard, or an empty context if the device is already the current one."""

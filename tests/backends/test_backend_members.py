@@ -15,7 +15,7 @@ from tridal.testing import check_runtime
 
 pytestmark = pytest.mark.usefixtures("no_calls")  # tests pretend other machines
 
-DEVICES = ("cuda", "rocm", "npu")
+DEVICES = ("cuda", "rocm", "npu", "xpu")
 EACH = pytest.mark.parametrize("name", DEVICES)
 
 
@@ -26,7 +26,8 @@ def torch_modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
     monkeypatch.setitem(sys.modules, "torch_npu._C", private)
     monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
-    return {"cuda": torch._C, "npu": private}
+    monkeypatch.delattr(torch._C, "_xpu_getCurrentRawStream", raising=False)
+    return {"cuda": torch._C, "npu": private, "xpu": torch._C}
 
 
 @EACH
@@ -38,7 +39,8 @@ def test_the_stream_is_read_by_a_private_function_or_without_it_by_a_public_one(
     if private:
         function = f"_{kind}_getCurrentRawStream"
         monkeypatch.setattr(torch_modules[kind], function, lambda index: 100 + index, raising=False)
-    module = SimpleNamespace(current_stream=lambda index: SimpleNamespace(**{f"{kind}_stream": 200 + index}))
+    handle = "sycl_queue" if kind == "xpu" else f"{kind}_stream"
+    module = SimpleNamespace(current_stream=lambda index: SimpleNamespace(**{handle: 200 + index}))
     monkeypatch.setattr(torch, kind, module, raising=False)
     assert registry.get(name).stream(1) == (101 if private else 201)
 

@@ -13,7 +13,7 @@ from tridal.devices import registry, setting_table, settings
 from tridal.errors import TridalError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-NAMES = ["cuda", "default", "interpreter", "npu", "rocm"]
+NAMES = ["cuda", "default", "interpreter", "npu", "rocm", "xpu"]
 
 
 @pytest.fixture(autouse=True)

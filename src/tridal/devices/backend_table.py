@@ -30,7 +30,7 @@ def registered() -> tuple[Registered, ...]:
 
     Example:
         >>> [entry.name for entry in tridal.registry.registered()][:4]
-        ['cuda', 'interpreter', 'npu', 'rocm']
+        ['cuda', 'interpreter', 'npu', 'rocm', 'xpu']
     """
     global _entries, _discovering
     if _entries is not None:
