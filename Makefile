@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 # What runs beside the tests. CI sets it to `true` in all rows but one, so that the lints run once.
 LINTS ?= $(MAKE) --no-print-directory lint
 
-include npu.mk
+include npu.mk xpu.mk
 
 # Runs a command, and `make lint` meanwhile, which would use one processor only. The output of lints that fail is shown at
 # once and again at the end. The exit status is that of the command, or that of the lints if the command succeeds.
@@ -79,7 +79,7 @@ dist: $(VENV)/.has-release  ## build the sdist and the wheel in dist/, and check
 	$(BIN)/python -m twine check --strict dist/*
 
 clean:  ## remove generated files, including environments; keep bench-results/
-	rm -rf $(VENV) .venv-npu .venv-torch-* build dist site docs/generated
+	rm -rf $(VENV) .venv-npu .venv-xpu .venv-torch-* build dist site docs/generated
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
