@@ -18,8 +18,8 @@ STEP = 8  # of the quick cases, one in so many is executed, besides the first of
 def is_known_fault(case: Case) -> bool:
     """Whether the kernel rounds the sum of an input and a residual to 16 bits.
 
-    It differs from float64 by more than the bounds. The likely reason: triton-xpu 3.3 sets fast-math flags, with which
-    MLIR removes a conversion to 16 bits and back, so that the statistics are those of the sum that is not rounded.
+    triton-xpu 3.3 removes the conversion to 16 bits and back between the stages ttgir and llir. The stored sum is
+    rounded, but the result is that of the sum before, which differs from float64 by more than the bounds.
     """
     norm = case.op in ("rms_norm", "layer_norm") and "residual" not in case.absent
     return norm and case.dtype in ("float16", "bfloat16")
