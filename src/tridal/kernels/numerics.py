@@ -1,4 +1,4 @@
-"""Maths functions for ops: exp, exp of a difference, reciprocal, sigmoid, the sum of an input and a residual.
+"""Maths functions for ops: exp, reciprocal, sigmoid, rounding, and the sum of an input and a residual.
 
 EXP2_BIAS is the mean relative error of the device's exp2, see `KernelConfig.exp2_bias`. If it is not zero, results are
 float32 and functions correct their rounding errors. REFINE, set for wide tiles, also corrects numbers per row.
@@ -67,9 +67,23 @@ def finite(row_max):
 
 
 @triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """Returns x rounded to DTYPE, as numbers of its own dtype. A NaN stays NaN.
+
+    Intel's compilers remove a conversion to 16 bits and back. They keep it if an operation on the bits is between: the
+    minimum changes no number, because 0x7FFF is a NaN.
+    """
+    y = x.to(DTYPE)
+    BITS: tl.constexpr = y.dtype.primitive_bitwidth
+    if BITS == 16:
+        y = tl.minimum(y.to(tl.int16, bitcast=True), tl.cast(0x7FFE, tl.int16)).to(DTYPE, bitcast=True)
+    return y.to(x.dtype)
+
+
+@triton.jit
 def residual_sum(x, residual, SUM_DTYPE: tl.constexpr):
     """Returns x + residual, rounded to the dtype in which the sum is stored. Returns x without a residual."""
     if residual is None:
         return x
     else:
-        return (x + residual).to(SUM_DTYPE).to(x.dtype)
+        return rounded(x + residual, SUM_DTYPE)

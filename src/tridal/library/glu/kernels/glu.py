@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tridal.kernels.numerics import exp, sigmoids
+from tridal.kernels.numerics import exp, rounded, sigmoids
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def glu(gate, up, ACTIVATION: tl.constexpr, ROUNDS: tl.constexpr, GATE_DTYPE: tl
     factor, _ = _factor(gate, ACTIVATION, EXP2_BIAS)
     activated = gate * factor
     if ROUNDS:
-        activated = activated.to(GATE_DTYPE).to(gate.dtype)
+        activated = rounded(activated, GATE_DTYPE)
     return activated * up
 
 

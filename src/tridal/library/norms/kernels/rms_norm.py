@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tridal.kernels.numerics import residual_sum
+from tridal.kernels.numerics import residual_sum, rounded
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def rms_norm(
     """(x + residual) * inverse_rms, rounded if CASTING is "llama", times weight + weight_offset."""
     y = residual_sum(x, residual, SUM_DTYPE) * tl.expand_dims(inverse_rms, AXIS)
     if CASTING == "llama":
-        y = y.to(SUM_DTYPE).to(x.dtype)
+        y = rounded(y, SUM_DTYPE)
     if weight is not None:
         y = y * (weight if weight_offset is None else weight + weight_offset)
     return y

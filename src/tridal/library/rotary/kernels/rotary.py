@@ -3,12 +3,14 @@
 import triton
 import triton.language as tl
 
+from tridal.kernels.numerics import rounded
+
 
 @triton.jit
 def _product(x, factor, ROUNDS: tl.constexpr, PRODUCT_DTYPE: tl.constexpr):
     """x * factor. With ROUNDS, it is rounded to PRODUCT_DTYPE."""
     product = x * factor
-    return product.to(PRODUCT_DTYPE).to(x.dtype) if ROUNDS else product
+    return rounded(product, PRODUCT_DTYPE) if ROUNDS else product
 
 
 @triton.jit
