@@ -35,6 +35,8 @@ def scale_mask(w: Writer, area: Area, x: str) -> None:
         w("query = row_number % QUERIES")
     if has_mask:
         w(f"mask_at = {' + '.join(['score_mask', *terms, *_along(w, begin, columns)])}")
+        if p.rows > 1 and not any("row_number" in term or "(query," in term for term in terms):
+            w("mask_at = tl.broadcast_to(mask_at, IN_BOUNDS.shape)", **names)  # Triton 3.3 does not do it for a load
         if area is not p.edge and p.mask_bytes > 1:
             w("mask_at = tl.multiple_of(mask_at, [1, MASK_BYTES])")
         w("mask = tl.load(mask_at, mask=IN_BOUNDS, other=0)", **names)
