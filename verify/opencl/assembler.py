@@ -12,6 +12,8 @@ from tridal_xpu.resources import MAX_SPILL
 
 __all__ = ["MAX_SPILL", "program", "spilled"]
 
+_REGISTER_BYTES = {"pvc": 64, "dg2": 32}
+
 
 def program() -> str | None:
     """Returns the path of ocloc, or None if it is not installed."""
@@ -19,7 +21,7 @@ def program() -> str | None:
 
 
 def spilled(spirv: bytes, device: str, options: str = "-cl-intel-128-GRF-per-thread") -> int:
-    """Returns the bytes that a work-item spills: 64 bytes of a spilled register, by the 32 work-items of a thread.
+    """Returns the bytes that a work-item spills: those of the spilled registers, by the 32 work-items of a thread.
 
     Raises:
         RuntimeError: ocloc does not assemble the kernel.
@@ -31,4 +33,4 @@ def spilled(spirv: bytes, device: str, options: str = "-cl-intel-128-GRF-per-thr
     output = found.stdout + found.stderr
     if found.returncode:
         raise RuntimeError(f"ocloc does not assemble a kernel for {device}: {output}")
-    return sum(int(number) for number in re.findall(r"spilled around (\d+)", output)) * 64 // 32
+    return sum(int(number) for number in re.findall(r"spilled around (\d+)", output)) * _REGISTER_BYTES[device] // 32

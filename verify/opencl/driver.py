@@ -40,7 +40,7 @@ class Launcher:
     """Executes a kernel. Has the same interface as triton-xpu's launcher."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
-        self._types = [kind for kind in source.signature.values() if kind != "constexpr"]
+        self._types = list(source.signature.values())
 
     def __call__(
         self, x: int, y: int, z: int, stream: int, function: native.Kernel, packed: Any, launch_metadata: Any,
@@ -50,8 +50,9 @@ class Launcher:
         assert y == z == 1
         work_items = packed.num_warps * packed.threads_per_warp
         launches.append((function.name, x, work_items))
-        values = [value if isinstance(value, (int, float)) else value.data_ptr() for value in arguments]
-        function(x, work_items, packed.shared, self._types, values)
+        given = [(kind, value) for kind, value in zip(self._types, arguments, strict=True) if kind != "constexpr"]
+        values = [value if isinstance(value, (int, float)) else value.data_ptr() for _, value in given]
+        function(x, work_items, packed.shared, [kind for kind, _ in given], values)
 
 
 class Driver(DriverBase):  # type: ignore[misc]

@@ -6,11 +6,13 @@ import ctypes
 import functools
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+EXTENSION, EXECUTION_MODE, CAPABILITY = 10, 16, 17
+"""Operations of SPIR-V."""
 _CPU = 2  # CL_DEVICE_TYPE_CPU
 _FOR_GPUS = {5892}
 """Capabilities that a runtime for CPUs does not know: KernelAttributesINTEL."""
@@ -27,20 +29,28 @@ def library() -> Path:
     return Path(sys.prefix, "lib", "libintelocl.so")
 
 
+def instructions(spirv: bytes) -> Iterator[tuple[int, ...]]:
+    """Yields the words of each instruction of a SPIR-V module, after the five words of its header."""
+    words, start = struct.unpack(f"<{len(spirv) // 4}I", spirv), 5
+    while start < len(words):
+        end = start + (words[start] >> 16)
+        yield words[start:end]
+        start = end
+
+
 def portable(spirv: bytes) -> bytes:
     """Returns a SPIR-V module without the declarations that are for GPUs only."""
-    words = struct.unpack(f"<{len(spirv) // 4}I", spirv)
-    kept, start = list(words[:5]), 5
-    while start < len(words):
-        length, operation = words[start] >> 16, words[start] & 0xFFFF
-        instruction = words[start : start + length]
-        capability = operation == 17 and instruction[1] in _FOR_GPUS
-        extension = operation == 10 and b"SPV_INTEL_kernel_attributes" in struct.pack(f"<{length}I", *instruction)
-        mode = operation == 16 and instruction[2] in _MODES_FOR_GPUS
-        if not (capability or extension or mode):
-            kept += instruction
-        start += length
-    return struct.pack(f"<{len(kept)}I", *kept)
+    return spirv[:20] + b"".join(
+        struct.pack(f"<{len(words)}I", *words) for words in instructions(spirv) if not _is_for_gpus(words)
+    )
+
+
+def _is_for_gpus(words: tuple[int, ...]) -> bool:
+    operation = words[0] & 0xFFFF
+    if operation == EXTENSION:
+        return b"SPV_INTEL_kernel_attributes" in struct.pack(f"<{len(words)}I", *words)
+    is_capability = operation == CAPABILITY and words[1] in _FOR_GPUS
+    return is_capability or (operation == EXECUTION_MODE and words[2] in _MODES_FOR_GPUS)
 
 
 @dataclass(frozen=True)
