@@ -88,15 +88,20 @@ def count(record_property):
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Prints the totals of the counters of all test processes."""
-    totals = dict.fromkeys(COUNTERS, 0)
+    """Prints the totals of the counters of all test processes, and the largest error of each op and dtype."""
+    totals: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+    shares: dict[str, list[float]] = {}
     for report in terminalreporter.getreports(""):
         if report.when == "teardown":  # its properties are complete
             for name, value in report.user_properties:
                 if name in totals:
                     totals[name] += value
+                elif name == "share of the bound":
+                    shares.setdefault(value[0], []).append(value[1])
     if any(totals.values()):
         terminalreporter.section("Intel GPUs without a GPU")
         for name, number in totals.items():
             terminalreporter.line(f"{number} {name}")
+        for kind, found in sorted(shares.items()):
+            terminalreporter.line(f"{kind}: {len(found)} cases, largest error {max(found):.2f} of its bound")
         terminalreporter.line("Compiled by triton-xpu, assembled by ocloc, executed on a CPU. Not run on an Intel GPU.")

@@ -30,13 +30,16 @@ def chosen(every: bool) -> list[Case]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_the_cases_of_the_suite_pass_and_their_kernels_assemble_with_few_spills(part, count, request):
+def test_the_cases_of_the_suite_pass_and_their_kernels_assemble_with_few_spills(part, count, record_property, request):
     backend, before = registry.available(NAME), set(driver.built)
     cases = chosen(request.config.getoption("--matrix"))[part::PARTS]
     results = [testing.run_case(case, backend) for case in cases]
     assert not [f"{result.name}: {result.message}" for result in results if not result.passed]
     new = [(kernel.name, spirv) for spirv, kernel in driver.built.items() if spirv not in before]
     count("conformance cases", len(results))
+    for case, result in zip(cases, results, strict=True):
+        share = result.error / result.tolerance if result.tolerance else 0.0
+        record_property("share of the bound", (f"{case.op} {case.direction} {case.dtype}", share))
     count("kernels executed", len(new))
     if assembler.program() is None:
         return  # test_ocloc_is_installed says so
