@@ -29,7 +29,7 @@ def registered() -> tuple[Registered, ...]:
     """Returns all entries, including broken and shadowed plugins: bundled backends first, then sorted by name.
 
     Example:
-        >>> [entry.name for entry in tridal.registry.registered()][:4]
+        >>> [entry.name for entry in tridal.registry.registered()][:5]
         ['cuda', 'interpreter', 'npu', 'rocm', 'xpu']
     """
     global _entries, _discovering
