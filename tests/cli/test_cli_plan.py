@@ -16,13 +16,14 @@ from tridal.devices import registry
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import DeviceUnavailableError
 from tridal.ops import planning
+from tridal.runtime.compiler import can_compile
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("no_settings")
 
 ARCHITECTURES = sorted(planning.architectures())
 PLANNED = [name for name in ARCHITECTURES if compiles(planning.architectures()[name][0].name)]
-COMPILED = [name for name in PLANNED if (p := planning.architectures()[name][1]).target is not None and p.registers]
+COMPILED = [name for name in PLANNED if can_compile((p := planning.architectures()[name][1]).target) and p.registers]
 
 
 def plan(*arguments: str, code: int = 0) -> str:

@@ -83,7 +83,7 @@ def test_fault_at_loading_is_recorded_and_logged_once(
     ("name", "expected"),
     [
         ("auto", "name: 'auto' is reserved"),
-        ("xpu", "name: 'xpu' is a device type of torch, so a backend with device_type 'faketype' cannot have it"),
+        ("mps", "name: 'mps' is a device type of torch, so a backend with device_type 'faketype' cannot have it"),
         ("Bad", "name: expected lower-case letters and digits, found 'Bad'"),
         ("b-d", "name: expected lower-case letters and digits, found 'b-d'"),
     ],
@@ -96,5 +96,5 @@ def test_reserved_or_invalid_name_is_refused(install_plugin: Callable[..., None]
 
 
 def test_device_type_of_torch_is_a_valid_name_for_its_backend(install_plugin: Callable[..., None]) -> None:
-    install_plugin("good", {"xpu": "good:backend"}, toy_source("xpu", device_type="xpu"))
-    assert registry.get("xpu").device_type == "xpu"
+    install_plugin("good", {"mps": "good:backend"}, toy_source("mps", device_type="mps"))
+    assert registry.get("mps").device_type == "mps"
