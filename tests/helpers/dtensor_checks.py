@@ -181,13 +181,8 @@ def ranks_rotate_their_shards(mesh: DeviceMesh) -> None:
     query, key = (torch.randn(2, heads, 6, 4, dtype=torch.float64) for heads in (4, 2))
     batches = torch.randn(2, 2, 6, 4, dtype=torch.float64), torch.randn(2, 6, 4, dtype=torch.float64)
     whole = [Replicate()]
-    kinds = [
-        (Shard(0), Shard(0)),
-        (Shard(1), whole[0]),
-        (whole[0], Shard(1)),
-        (Shard(2), Shard(2)),
-        (Shard(3), whole[0]),
-    ]
+    shard, alike = [Shard(dim) for dim in range(4)], whole[0]
+    kinds = [(shard[0], shard[0]), (shard[1], alike), (alike, shard[1]), (shard[2], shard[2]), (shard[3], alike)]
     for number, placements in enumerate(kinds):
         (cos, sin), plain = batches[number % 2], number % 3 == 0
         leaves = [x.clone().requires_grad_() for x in (query, key)]

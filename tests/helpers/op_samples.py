@@ -15,10 +15,10 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sample_maths as maths
 import tridal
 from tridal.ops.op import Op
 from tridal.ops.table import op_named
-from tridal.pytorch.path.function import FUNCTIONS
 
 PACKAGES = [Path(__file__).parents[1] / name for name in ("row_op_package", "tensor_op_package")]
 sys.path += [str(package) for package in PACKAGES if str(package) not in sys.path]
@@ -27,8 +27,6 @@ from tridal_l2norm import L2_NORM, l2_norm  # noqa: E402
 from tridal_skipnorm import LOGSUMEXP, MEAN_ENERGY, SKIP_NORM, logsumexp, mean_energy, skip_norm  # noqa: E402
 
 Tensor = torch.Tensor
-CLASSES = 5
-"""The classes of a linear layer."""
 
 
 class Sample(NamedTuple):
@@ -54,8 +52,8 @@ class Sample(NamedTuple):
         if role == "element":
             return (x + number).cos()
         if role in ("index", "class"):
-            return like(made(math.prod(rows)).view(rows) % (cols if role == "index" else CLASSES), x)
-        shapes = {"constant": x.shape, "column": (cols,), "bias": (CLASSES,), "matrix": (CLASSES, cols)}
+            return like(made(math.prod(rows)).view(rows) % (cols if role == "index" else maths.CLASSES), x)
+        shapes = {"constant": x.shape, "column": (cols,), "bias": (maths.CLASSES,), "matrix": (maths.CLASSES, cols)}
         shape = shapes[role]
         value = (made(math.prod(shape), dtype=torch.float32).view(shape) + number).sin()
         return like((value + 1.5 if role == "column" else value).to(x.dtype), x)
@@ -132,96 +130,6 @@ def registered_calls(compute: Callable[[], object]) -> dict[str, tuple[Any, tupl
     return seen
 
 
-def _skip_norm(input: Tensor, weight: Tensor, skip: Tensor, residual: Tensor | None = None, dim: int = -1) -> Any:
-    total = input if residual is None else input + residual
-    x = total.to(torch.promote_types(total.dtype, torch.float32)).movedim(dim, -1)
-    y = x * (torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weight + skip)
-    y = y.movedim(-1, dim).to(total.dtype)
-    return y if residual is None else (y, total)
-
-
-def _logsumexp(input: Tensor, dim: int = -1) -> Tensor:
-    return torch.logsumexp(input.to(torch.promote_types(input.dtype, torch.float32)), dim)
-
-
-def _mean_energy(input: Tensor, dim: int = -1) -> Tensor:
-    return input.to(torch.promote_types(input.dtype, torch.float32)).square().sum(dim).mean()
-
-
-def _rms_norm(x: Tensor, weight: Tensor | float = 1.0) -> Tensor:
-    """The same as torch's function, which has no forward mode of its gradient on a GPU."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
-
-
-def _layer_norm(x: Tensor, weight: Tensor | float = 1.0, bias: Tensor | float = 0.0) -> Tensor:
-    """The same as torch's function, which has wrong derivatives of third order."""
-    centred = x - x.mean(-1, keepdim=True)
-    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * weight + bias
-
-
-def _norm(name: str, by_tridal: bool) -> Callable[..., Any]:
-    def norm(input: Tensor, *, residual: Tensor | None = None, **parameters: Tensor) -> Any:
-        sizes = input.shape[-1:]
-        if by_tridal:
-            return getattr(tridal, name)(input, sizes, **parameters, eps=1e-5, residual=residual)
-        total = input if residual is None else input + residual
-        y = (_rms_norm if name == "rms_norm" else _layer_norm)(total, **parameters)
-        return y if residual is None else (y, total)
-
-    return norm
-
-
-def _gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
-    return _rms_norm(input, weight) * gate * torch.sigmoid(gate)
-
-
-def _masked(input: Tensor, mask: Tensor) -> Tensor:
-    return torch.softmax(input * 0.5 + mask, -1)
-
-
-def _swiglu(input: Tensor, up: Tensor) -> Tensor:
-    return input * torch.sigmoid(input) * up  # torch has no forward mode of the gradient of its silu
-
-
-def _geglu(input: Tensor, up: Tensor) -> Tensor:
-    return functional.gelu(input) * up
-
-
-def _swiglu_of_columns(input: Tensor, up: Tensor) -> Tensor:
-    return FUNCTIONS["swiglu"](torch.stack((input, up)), dim=0)  # type: ignore[no-any-return]
-
-
-def _rotary_of_elements(input: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    """The halves are an element and twice the same. The key is half the query."""
-
-    def pairs(x: Tensor) -> Tensor:
-        found = torch.stack((x, 2 * x), -1)
-        return found.flatten(0, -3) if x.dim() > 1 else found.view(1, -1, 2)
-
-    query, *factors = map(pairs, (input, cos, sin))
-    found = tridal.rotary_embedding(query.unsqueeze(1), query.unsqueeze(1) / 2, *factors, **options)
-    return tuple(result[:, 0, :, 0].reshape(input.shape) for result in found)
-
-
-def _rotary(input: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-    first = input * cos - 2 * input * sin
-    return first, first / 2
-
-
-def _log_probs(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    logs = (input.to(torch.promote_types(input.dtype, torch.float32)) / 0.8).log_softmax(-1)
-    return logs.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
-
-
-def _token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Any:
-    return _log_probs(functional.linear(input, linear_weight, linear_bias), target)
-
-
-def _linear_loss(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Tensor:
-    logits = functional.linear(input, linear_weight, linear_bias).view(-1, CLASSES)
-    return functional.cross_entropy(logits, target.reshape(-1))
-
-
 def _sample(
     op: Op, function: Any, expected: Any, *absent: str, roles: Mapping[str, str] | None = None, dim: int = -1
 ) -> Sample:
@@ -239,47 +147,48 @@ def _samples() -> dict[str, Sample]:
     smooth = (functools.partial(function, label_smoothing=0.1) for function in entropies)
     found = {
         "softmax, scaled and masked": _sample(
-            softmax, functools.partial(tridal.softmax, scale=0.5), _masked, roles={"mask": "column"}
+            softmax, functools.partial(tridal.softmax, scale=0.5), maths.masked, roles={"mask": "column"}
         ),
-        "swiglu of one tensor": _sample(op_named("swiglu"), _swiglu_of_columns, _swiglu),
-        "swiglu": _sample(op_named("swiglu"), tridal.swiglu, _swiglu),
-        "geglu": _sample(op_named("geglu"), tridal.geglu, _geglu),
+        "swiglu of one tensor": _sample(op_named("swiglu"), maths.swiglu_of_columns, maths.swiglu),
+        "swiglu": _sample(op_named("swiglu"), tridal.swiglu, maths.swiglu),
+        "geglu": _sample(op_named("geglu"), tridal.geglu, maths.geglu),
         "rotary_embedding": _sample(
-            op_named("rotary_embedding"), _rotary_of_elements, _rotary, roles={"cos": "constant", "sin": "constant"}
+            op_named("rotary_embedding"), maths.rotary_of_elements, maths.rotary,
+            roles={"cos": "constant", "sin": "constant"},
         ),
         "gated_rms_norm": _sample(
             op_named("gated_rms_norm"),
             lambda input, gate, weight, **given: tridal.gated_rms_norm(
                 input, gate, input.shape[-1:], weight, 1e-5, **given
             ),
-            _gated_rms_norm,
+            maths.gated_rms_norm,
         ),
         "cross_entropy of probabilities": _sample(entropy, *entropies, roles={"target": "element"}, dim=1),
         "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),
         "linear_cross_entropy": _sample(
-            linear, functools.partial(tridal.linear_cross_entropy, chunk_size=5), _linear_loss,
+            linear, functools.partial(tridal.linear_cross_entropy, chunk_size=5), maths.linear_loss,
             roles=layer,
         ),
         "log_probs": _sample(
             op_named("log_probs"),
-            lambda input, target, **given: tridal.log_probs(input, target, **options, **given), _log_probs,
+            lambda input, target, **given: tridal.log_probs(input, target, **options, **given), maths.log_probs,
         ),
         "token_log_probs": _sample(
             op_named("token_log_probs"), functools.partial(tridal.token_log_probs, chunk_size=5, **options),
-            _token_log_probs, roles=layer,
+            maths.token_log_probs, roles=layer,
         ),
     }  # fmt: skip
     for name in ("rms_norm", "layer_norm"):
-        op, norms = op_named(name), (_norm(name, True), _norm(name, False))
+        op, norms = op_named(name), (maths.norm(name, True), maths.norm(name, False))
         found[f"{name} without a weight"] = _sample(op, *norms, "residual", "weight", "bias")
         found[name] = _sample(op, *norms, "residual")
         found[f"{name} with residual"] = _sample(op, *norms)
     rows = {
         "softmax": (softmax, tridal.softmax, torch.softmax),
         "log_softmax": (op_named("log_softmax"), tridal.log_softmax, torch.log_softmax),
-        "logsumexp": (LOGSUMEXP, logsumexp, _logsumexp),
-        "skip_norm": (SKIP_NORM, skip_norm, _skip_norm),
-        "mean_energy": (MEAN_ENERGY, mean_energy, _mean_energy),
+        "logsumexp": (LOGSUMEXP, logsumexp, maths.logsumexp),
+        "skip_norm": (SKIP_NORM, skip_norm, maths.skip_norm),
+        "mean_energy": (MEAN_ENERGY, mean_energy, maths.mean_energy),
         "l2_norm": (L2_NORM, l2_norm, functools.partial(functional.normalize, eps=1e-6)),
     }
     for dim, (name, (op, *functions)) in itertools.product((-1, 0), rows.items()):

@@ -1,0 +1,106 @@
+"""The ops of `op_samples` in torch's ops, and calls of tridal's functions with other arguments than their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+import tridal
+from tridal.pytorch.path.function import FUNCTIONS
+
+Tensor = torch.Tensor
+CLASSES = 5
+"""The classes of a linear layer."""
+
+
+def skip_norm(input: Tensor, weight: Tensor, skip: Tensor, residual: Tensor | None = None, dim: int = -1) -> Any:
+    total = input if residual is None else input + residual
+    x = total.to(torch.promote_types(total.dtype, torch.float32)).movedim(dim, -1)
+    y = x * (torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weight + skip)
+    y = y.movedim(-1, dim).to(total.dtype)
+    return y if residual is None else (y, total)
+
+
+def logsumexp(input: Tensor, dim: int = -1) -> Tensor:
+    return torch.logsumexp(input.to(torch.promote_types(input.dtype, torch.float32)), dim)
+
+
+def mean_energy(input: Tensor, dim: int = -1) -> Tensor:
+    return input.to(torch.promote_types(input.dtype, torch.float32)).square().sum(dim).mean()
+
+
+def rms_norm(x: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    """The same as torch's function, which has no forward mode of its gradient on a GPU."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor | float = 1.0, bias: Tensor | float = 0.0) -> Tensor:
+    """The same as torch's function, which has wrong derivatives of third order."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * weight + bias
+
+
+def norm(name: str, by_tridal: bool) -> Callable[..., Any]:
+    def norm(input: Tensor, *, residual: Tensor | None = None, **parameters: Tensor) -> Any:
+        sizes = input.shape[-1:]
+        if by_tridal:
+            return getattr(tridal, name)(input, sizes, **parameters, eps=1e-5, residual=residual)
+        total = input if residual is None else input + residual
+        y = (rms_norm if name == "rms_norm" else layer_norm)(total, **parameters)
+        return y if residual is None else (y, total)
+
+    return norm
+
+
+def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return rms_norm(input, weight) * gate * torch.sigmoid(gate)
+
+
+def masked(input: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(input * 0.5 + mask, -1)
+
+
+def swiglu(input: Tensor, up: Tensor) -> Tensor:
+    return input * torch.sigmoid(input) * up  # torch has no forward mode of the gradient of its silu
+
+
+def geglu(input: Tensor, up: Tensor) -> Tensor:
+    return functional.gelu(input) * up
+
+
+def swiglu_of_columns(input: Tensor, up: Tensor) -> Tensor:
+    return FUNCTIONS["swiglu"](torch.stack((input, up)), dim=0)  # type: ignore[no-any-return]
+
+
+def rotary_of_elements(input: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """The halves are an element and twice the same. The key is half the query."""
+
+    def pairs(x: Tensor) -> Tensor:
+        found = torch.stack((x, 2 * x), -1)
+        return found.flatten(0, -3) if x.dim() > 1 else found.view(1, -1, 2)
+
+    query, *factors = map(pairs, (input, cos, sin))
+    found = tridal.rotary_embedding(query.unsqueeze(1), query.unsqueeze(1) / 2, *factors, **options)
+    return tuple(result[:, 0, :, 0].reshape(input.shape) for result in found)
+
+
+def rotary(input: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    first = input * cos - 2 * input * sin
+    return first, first / 2
+
+
+def log_probs(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    logs = (input.to(torch.promote_types(input.dtype, torch.float32)) / 0.8).log_softmax(-1)
+    return logs.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
+
+
+def token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Any:
+    return log_probs(functional.linear(input, linear_weight, linear_bias), target)
+
+
+def linear_loss(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Tensor:
+    logits = functional.linear(input, linear_weight, linear_bias).view(-1, CLASSES)
+    return functional.cross_entropy(logits, target.reshape(-1))
