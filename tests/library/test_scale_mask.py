@@ -77,7 +77,10 @@ def test_random_modifications_equal_torch(
         g = torch.randn_like(ours)
         y, scale = theirs.detach(), arguments["scale"]  # torch.where would give a NaN gradient for fully masked rows
         expected = scale * y * (g - (g * y).sum(arguments["dim"], keepdim=True))
-        assert_close(torch.autograd.grad(ours, x, g)[0], expected, equal_nan=True)
+        (found,) = torch.autograd.grad(ours, x, g)
+        # In rows without a score, kernels give NaN, and torch's masked_fill gives 0 to what a boolean mask excludes.
+        known = expected.isfinite() if plan == "torch" else torch.ones_like(expected, dtype=torch.bool)
+        assert_close(found[known], expected[known], equal_nan=True)
 
 
 @pytest.mark.parametrize(
