@@ -50,9 +50,9 @@ def main() -> None:
     path = Path.cwd() if is_module else Path(name).resolve()
     if not getattr(sys.flags, "safe_path", False):  # with `python -P`, programs have no such entry
         sys.path[0] = str(path if path.is_dir() else path.parent)
-    if not (_spec(name) if is_module else path.exists()):
-        _exit(2, f"there is no {'module' if is_module else 'file'} {name!r} in {Path.cwd()}")
     spec = _spec(name) if is_module else None
+    if spec is None and (is_module or not path.exists()):
+        _exit(2, f"there is no {'module' if is_module else 'file'} {name!r} in {Path.cwd()}")
     is_folder = path.is_dir() if spec is None else spec.submodule_search_locations is not None
     if is_folder and not (_spec(f"{name}.__main__") if is_module else (path / "__main__.py").exists()):
         _exit(2, f"{name!r} has no __main__.py, so it cannot be run")

@@ -109,29 +109,29 @@ def _register(registered: Registered, qualified: str) -> None:
         found = tuple(arguments.main.new_empty(0) if result is None else result for result in results)
         return found[0] if len(found) == 1 else found
 
+    def computed(op: Op, arguments: Arguments) -> Any:
+        return filled(compute_op(op, arguments), arguments)
+
     @private.skip_frames
     def kernel(*values: Any) -> Any:
-        op, arguments = registered.newest(values)
-        return filled(compute_op(op, arguments), arguments)
+        return computed(*registered.newest(values))
 
     def fake_kernel(*values: Any) -> Any:
         _, arguments = registered.newest(values)
         check_arguments(arguments)
         return filled(arguments.new_results(), arguments)
 
-    def by_torch(*values: Any) -> Any:
-        op, arguments = registered.newest(values)
+    def by_torch(op: Op, arguments: Arguments) -> Any:
         check_arguments(arguments)
         return filled(reference(op, arguments), arguments)
 
     @private.skip_frames
     def autograd(*values: Any) -> Any:
         op, arguments = registered.newest(values)
-        values = arguments.values
         tensors = [tensor for tensor in arguments.tensors if tensor is not None]
         differentiated = records_gradient(*tensors) and (is_gradient or op.differentiable_results > 0)
         if not differentiated and not private.needs_dispatcher() and all(map(is_plain, tensors)):
-            return kernel(*values)
+            return computed(op, arguments)
         covered = is_gradient or has_gradient(op, arguments)
         by_node = not is_gradient and covered and private.HAS_NODES
         by_kernel = private.HAS_NODES and (not differentiated or (by_node and not private.transforms_active()))
@@ -139,17 +139,17 @@ def _register(registered: Registered, qualified: str) -> None:
             if RECORDERS:
                 derivatives = "higher-order, forward-mode and transformed derivatives use torch's ops"
                 record_torch(name, tensors[0], derivatives if covered else "one of the gradients has no kernel")
-            return by_torch(*values)
+            return by_torch(op, arguments)
         if differentiated:
             return _apply_node(op, arguments)
         with private.below_autograd():
-            return overload(name)(*values)
+            return overload(name)(*arguments.values)
 
     def batched(*values: Any) -> Any:
         if RECORDERS:
             tensor = next(value for value in values if isinstance(value, torch.Tensor))
             record_torch(name, tensor, "torch's ops compute calls under vmap")
-        return by_torch(*values)
+        return by_torch(*registered.newest(values))
 
     LIBRARY.define(f"{qualified}{registered.schema}", tags=TAGS)
     LIBRARY.impl(qualified, kernel, "CompositeExplicitAutograd")

@@ -119,8 +119,8 @@ def _rule(registered: Registered) -> Any:
 
     def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         op, arguments = registered.newest(args)
-        signature, args, main, rows = arguments.signature, arguments.values, arguments.main, arguments.rows
         check_arguments(arguments)
+        signature, args, main, rows = arguments.signature, arguments.values, arguments.main, arguments.rows
         if signature is op.signature and modification_of(op, arguments.named) is not None:
             return maths(op, *args, unmodified=overload(op.name))[0]
         for index in signature.tensors:
