@@ -43,6 +43,11 @@ class DeviceProblem(Problem):
         """Columns of a tile for a whole row. The tile of a peeled row holds its aligned vectors only."""
         return next_power_of_2(self.cols // self.vector * self.vector if self.peel else self.cols)
 
+    @property
+    def registers_per_element(self) -> int:
+        """32-bit registers that a thread needs for an element of all tensors that it holds, a power of two."""
+        return next_power_of_2(len(self.reads) + len(self.column_writes)) * self.accumulator // 4
+
     def exp2_bias(self, bias: float) -> float | None:
         """Returns the field `exp2_bias` of a configuration for a GPU whose exp2 has this mean error.
 

@@ -70,7 +70,7 @@ def _estimate(problem: DeviceProblem, config: KernelConfig) -> Estimate:
     """Returns an estimate by the elements of a thread. All registers of a SIMD are shared by the waves of a program."""
     threads = (problem.device.warp_size or 64) * config.num_warps
     elements = max(1, int(config.rows * config.cols) // threads)
-    registers = _FEW_REGISTERS + elements * _registers_per_element(problem)
+    registers = _FEW_REGISTERS + elements * problem.registers_per_element
     return Estimate(registers, registers, max_registers(config, problem.device), 0)
 
 
@@ -108,7 +108,7 @@ def _count_programs(fitted: Compiled, tiles: int) -> tuple[int | None, str]:
 def _whole_rows(problem: DeviceProblem) -> Iterator[KernelConfig]:
     """Yields configurations of `whole_row`, each with twice the warps, too; fewer and fewer inner-dim rows per tile."""
     warp_size, cols, peel = problem.device.warp_size or 64, problem.tile_cols, problem.peel
-    weight = _registers_per_element(problem)
+    weight = problem.registers_per_element
     rows = max(1, _NARROW_ELEMENTS * warp_size // cols)
     rows = next_power_of_2(problem.inner, rows)
     min_rows = rows
@@ -130,7 +130,7 @@ def _whole_rows(problem: DeviceProblem) -> Iterator[KernelConfig]:
 def _column_loops(problem: DeviceProblem) -> Iterator[KernelConfig]:
     """Yields configurations of `column_loop` with smaller and smaller tiles. The next tile's loads are prefetched."""
     threads, rows = MAX_THREADS // 2, _inner_rows(problem)[1] if problem.layout == "inner" else 1
-    elements = threads * _LOOP_ELEMENTS // _registers_per_element(problem)
+    elements = threads * _LOOP_ELEMENTS // problem.registers_per_element
     for _ in range(1 + _MAX_HALVINGS):
         cols = max(1, min(elements // rows, next_power_of_2(problem.cols)))
         yield KernelConfig("column_loop", rows, cols, threads // (problem.device.warp_size or 64), num_stages=2)
@@ -145,9 +145,3 @@ def _inner_rows(problem: DeviceProblem) -> tuple[int, int]:
     line = _CACHE_LINE // problem.itemsize
     few = problem.tiles(line) < problem.device.cores
     return next_power_of_2(problem.inner, line // 2), next_power_of_2(problem.inner, line // 2 if few else line)
-
-
-def _registers_per_element(problem: Problem) -> int:
-    """Returns the 32-bit registers that a thread needs for an element of all tensors that it holds, a power of two."""
-    tensors = len(problem.reads) + len(problem.column_writes)
-    return next_power_of_2(tensors) * problem.accumulator // 4

@@ -72,7 +72,7 @@ def plan(
     tiles = problem.tiles(fitted.config.rows)
     programs, explanation = _count_programs(fitted, tiles)
     items = (device.warp_size or 32) * fitted.config.num_warps
-    elements = max(1, fitted.config.rows * fitted.config.cols // items) * _registers_per_element(problem)
+    elements = max(1, fitted.config.rows * fitted.config.cols // items) * gpu_problem.registers_per_element
     explanation += f"; {elements} of a work-item's {registers_per_item(device)} registers hold elements"
     found = fitted.launch_plan(programs, tiles, explanation)
     return found if probe is not None else replace(found, resources=None)
@@ -89,7 +89,7 @@ class _Fitted(Compiled):
 def _estimate(problem: DeviceProblem, config: KernelConfig) -> Estimate:
     """Returns an estimate by the elements of a work-item."""
     elements = max(1, config.rows * config.cols // ((problem.device.warp_size or 32) * config.num_warps))
-    registers = _FEW_REGISTERS + elements * _registers_per_element(problem)
+    registers = _FEW_REGISTERS + elements * problem.registers_per_element
     return Estimate(registers, registers, registers_per_item(problem.device), 0)
 
 
@@ -110,7 +110,7 @@ def _count_programs(fitted: Compiled, tiles: int) -> tuple[int | None, str]:
 def _whole_rows(problem: DeviceProblem) -> Iterator[KernelConfig]:
     """Yields configurations of `whole_row`, each with twice the warps, too; fewer and fewer inner-dim rows per tile."""
     warp_size, cols = problem.device.warp_size or 32, next_power_of_2(problem.cols)
-    registers, weight = registers_per_item(problem.device), _registers_per_element(problem)
+    registers, weight = registers_per_item(problem.device), problem.registers_per_element
     elements, most_elements = max(1, registers // _ELEMENT_PART // weight), registers // _MAX_ELEMENT_PART // weight
     rows = min_rows = next_power_of_2(problem.inner, max(1, elements * warp_size // cols))
     if problem.layout == "inner":
@@ -130,7 +130,7 @@ def _column_loops(problem: DeviceProblem) -> Iterator[KernelConfig]:
     """Yields configurations of `column_loop`: with half of the elements, the tile is smaller and spills less."""
     items, rows = MAX_WORK_ITEMS // 2, _inner_rows(problem)[1] if problem.layout == "inner" else 1
     # Without the live tiles, the gradient of log_probs of 2x50257 in float32 spilled 334 bytes per work-item on PVC.
-    weight = _registers_per_element(problem, problem.live_tiles)
+    weight = max(problem.registers_per_element, next_power_of_2(problem.live_tiles) * problem.accumulator // 4)
     for part in (_ELEMENT_PART, 2 * _ELEMENT_PART, 4 * _ELEMENT_PART):
         elements = items * max(1, registers_per_item(problem.device) // part // weight)
         cols = max(1, min(elements // rows, next_power_of_2(problem.cols)))
@@ -142,9 +142,3 @@ def _inner_rows(problem: DeviceProblem) -> tuple[int, int]:
     line = _CACHE_LINE // problem.itemsize
     few = problem.tiles(2 * line) < problem.device.cores
     return next_power_of_2(problem.inner, line), next_power_of_2(problem.inner, line if few else 2 * line)
-
-
-def _registers_per_element(problem: Problem, live_tiles: int = 0) -> int:
-    """Returns the 32-bit registers of a work-item for an element of all tensors that it holds, a power of two."""
-    held = max(len(problem.reads) + len(problem.column_writes), live_tiles)
-    return next_power_of_2(held) * problem.accumulator // 4
