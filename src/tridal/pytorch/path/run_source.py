@@ -133,7 +133,7 @@ def make_run(
         if out_dtype is not written[number]:
             scope[f"cast{number}"] = out_dtype
             lines.append(f"out{number} = out{number}.to(cast{number})")
-    if kernel.column_writes:
+    if kernel.column_writes and not sizes.one_group:
         scope["add"] = add
         lines += [f"out{number} = add(out{number})" for number in range(len(use.out_dtypes), len(written))]
     takes = use.takes or tuple(range(len(inputs)))
@@ -160,24 +160,32 @@ class _Sizes(NamedTuple):
     """Shape and strides of a new tensor with a number per element."""
     row: tuple[str, str]
     parts: tuple[str, str]
-    """The same of a tensor of partial sums."""
+    """The same of a tensor of partial sums, which are the sums if there is one group of programs."""
+    one_group: bool
+    """Whether all launches have one group of programs."""
 
 
 def _sizes_of(shape: torch.Size, dim: int, any_rows: bool, bound: Launch) -> _Sizes:
     """Returns the sizes. They are numbers, or follow from `in0` if the function serves several numbers of rows."""
     cols, rank, groups = str(shape[dim]), len(shape), bound.groups
+    one_group = groups(bound.row_range[1]) == 1
+
+    def parts(rows: str, cols: str = cols) -> tuple[str, str]:
+        return _new([cols] if one_group else [rows, cols])
+
     if any_rows and rank == 1:
-        return _Sizes("(cols,) = in0.shape", "cols", _new(["cols"]), _new([]), _new([str(groups(1)), "cols"]))
+        return _Sizes("(cols,) = in0.shape", "cols", _new(["cols"]), _new([]), parts(str(groups(1)), "cols"), one_group)
     if any_rows:
         names = [f"s{axis}" for axis in range(rank - 1)]
         rows = " * ".join(names)
         # This is faster than the shape.
         line = f"s0 = in0.numel() // {cols}" if rank == 2 else f"{', '.join(names)}, _ = in0.shape"
         launched = rows if bound.column_range is None else cols
-        return _Sizes(line, launched, _new([*names, cols]), _new(names), _new([f"groups({rows})", cols]))
+        return _Sizes(line, launched, _new([*names, cols]), _new(names), parts(f"groups({rows})"), one_group)
     number, sizes = shape.numel() // shape[dim], [*map(str, shape)]
     rows = str(number) if bound.column_range is None else cols
-    return _Sizes("", rows, _new(sizes), _new([*sizes[:dim], *sizes[dim + 1 :]]), _new([str(groups(number)), cols]))
+    row = _new([*sizes[:dim], *sizes[dim + 1 :]])
+    return _Sizes("", rows, _new(sizes), row, parts(str(groups(number))), one_group)
 
 
 def _new(sizes: Sequence[str]) -> tuple[str, str]:
