@@ -47,7 +47,9 @@ def _fit_elements(problem: GpuProblem) -> Fit | None:
     blocks, rows = cdiv(problem.cols, cols), next_power_of_2(problem.inner, tuning.SINGLE_PASS_ELEMENTS // cols)
     if blocks > MAX_TILE or (problem.peel and rows > 1):
         return None
-    warps = warps_for(rows * cols, tuning.SINGLE_PASS_ELEMENTS_PER_THREAD)
+    narrow = rows > 1 and problem.itemsize == 2
+    per_thread = tuning.FEW_ELEMENTS_PER_THREAD if narrow else tuning.SINGLE_PASS_ELEMENTS_PER_THREAD
+    warps = warps_for(rows * cols, per_thread)
     schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"
     return problem.fit(KernelConfig(schedule, rows, cols, warps, 1, blocks, persistent=False)).with_few_spills()
 
