@@ -158,4 +158,4 @@ def _fit_pipelined(config: KernelConfig, limited: Fit) -> Fit | None:
     stages = min(problem.max_stages - 1, 1 + math.ceil(missing))
     pipelined = problem.fit(replace(config, num_stages=stages)).with_register_limit(tuning.BYTES_IN_FLIGHT)
     enough = max(2 * limited.occupancy, stages * cdiv(config.programs_per_row, problem.device.cores))
-    return pipelined if pipelined.occupancy * stages >= enough else None
+    return pipelined.without_idle_programs() if pipelined.occupancy * stages >= enough else None

