@@ -23,6 +23,9 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<an
 IMAGE = re.compile(r"(?P<start>!\[[^\]]*\]\((?P<path>[^)\s]+))\.svg\)")
 MODULE = re.compile(r"^\| `(tridal[\w.]*)` \|", re.MULTILINE)
 """A row of the table in api.md, which has a page of its own."""
+README = re.compile(r"^# tridal\n.*?(?=^## Start)", re.MULTILINE | re.DOTALL)
+"""The part of index.md instead of which the site shows README.md."""
+PICTURE = re.compile(r"<picture>.*?<img alt=\"(?P<alt>[^\"]*)\" src=\"(?P<path>[^\"]*)\">\n</picture>", re.DOTALL)
 COPIED = {ROOT / name: GENERATED / name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
 REPOSITORY = os.environ.get("REPOSITORY_URL", "")
 """Address of the repository, as GitHub shows it. Without it, links to files outside the site become plain text."""
@@ -109,7 +112,11 @@ def read_page(app: Sphinx, name: str, content: list[str]) -> None:
     page = DOCS / f"{name}.md"
     if page.is_relative_to(GENERATED):
         return
-    text = themed_images(site_links(page.read_text(), page.parent, page), page.parent)
+    text = site_links(page.read_text(), page.parent, page)
+    if name == "index":
+        readme = PICTURE.sub(r"![\g<alt>](\g<path>)", (ROOT / "README.md").read_text().partition("## Documentation")[0])
+        text = README.sub(lambda _: site_links(readme, ROOT, page), text)
+    text = themed_images(text, page.parent)
     if name in ("index", "benchmarks"):
         for title, section in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
             links = re.findall(r"^- \[(.*?)\]\((.*?)\)", section, re.MULTILINE)

@@ -37,7 +37,10 @@ BLOCK = re.compile(
     r".*?(?P<end><!-- end of figures -->\n)",
     re.DOTALL,
 )
-LINKS = {"(QUACK)": "docs/benchmarks/softmax.md#quack", "(SPEED)": "docs/models.md#speed"}
+LINKS = {
+    "(QUACK)": "docs/benchmarks/softmax.md#quack", "(SPEED)": "docs/models.md#speed",
+    "(H200)": "docs/benchmarks/h200.md", "(H100)": "docs/benchmarks/h100.md",
+}  # fmt: skip
 """Links in blocks, relative to the repository."""
 
 

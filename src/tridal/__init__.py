@@ -1,4 +1,9 @@
-"""tridal is a device abstraction layer for Triton kernels. Its ops, schedules and backends are independent."""
+"""tridal speeds up softmax, norms, gated MLPs, rotary embeddings and losses of PyTorch models with Triton kernels.
+
+`tridal.kernelize(model)` switches a Hugging Face model over. The functions, such as `tridal.softmax`, run on the
+device of their tensors. Every device has the same kernels, because a backend supplies only numbers: properties, a
+launch plan, a stream.
+"""
 
 from __future__ import annotations
 
