@@ -72,8 +72,8 @@ def gains(results: Results) -> list[str]:
     (first, title), *others = MODELS.items()
     rest = " and ".join(f"{other} {speeds[model]} in {peaks[model]}" for model, other in others)
     return [
-        f"On an NVIDIA H100, {title} trains {speeds[first]} as fast as in eager PyTorch, in {peaks[first]} of the memory, "
-        f"{rest}."
+        f"On an NVIDIA H100, {title} trains {speeds[first]} as fast as in eager PyTorch, in {peaks[first]} of the "
+        f"memory, {rest}."
     ]
 
 

@@ -35,8 +35,8 @@ def test_versions_outside_the_tested_range_give_a_warning(package: str) -> None:
 
 
 def test_readme_states_the_tested_versions() -> None:
-    rows = re.findall(r"^\| (\d\.\d+) \| (\d\.\d+) \|$", README.read_text(), re.MULTILINE)
-    assert tuple(rows) == tested_versions.PAIRS
+    (row,) = re.findall(r"^\| torch and Triton.*$", README.read_text(), re.MULTILINE)
+    assert tuple(re.findall(r"(\d\.\d+) and (\d\.\d+)", row)) == tested_versions.PAIRS
 
 
 def test_requirements_allow_all_tested_versions() -> None:
