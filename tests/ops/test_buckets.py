@@ -1,22 +1,18 @@
-"""Buckets of rows: how rows are rounded, the numbers of each launch of a bucket, and its results."""
+"""Buckets of rows: how rows are rounded, and the numbers of each launch of a bucket."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from call_helpers import kernel_call
 from golden_plans import invented_resources
-from tridal.devices import registry
 from tridal.devices.types import (
-    FEATURES,
     MAX_32_BIT_ELEMENTS,
     MAX_32_BIT_ROWS,
     KernelConfig,
@@ -26,18 +22,12 @@ from tridal.devices.types import (
 )
 from tridal.ops import planning
 from tridal.runtime import launch
-from tridal.runtime.row_layout import RowLayout, row_layout
+from tridal.runtime.row_layout import RowLayout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import KernelCall
-from tridal.testing.changed_backend import with_members
 
 pytest.importorskip("triton")
 
-import row_tensors
-from row_tensor_reference import EPS, dtypes, expected, make
-
-INTERPRETER = registry.get("interpreter")
-OPTIONS = {name: option.default for name, option in INTERPRETER.options.items()}
 OPS = ("softmax", "softmax_backward", "rms_norm", "rms_norm_backward", "layer_norm_backward", "swiglu")
 ROWS = st.integers(1, 40) | st.integers(1, 5000) | st.integers(1, 2**40)
 NEAR = st.sampled_from([1, 3, 781, 50_257, 2**20, 2**31]) | st.integers(1, 2**32)
@@ -160,39 +150,3 @@ def test_plans_of_a_backend_change_between_buckets_only(arch: str, cols: int) ->
         for fewer, more in (*pairwise((65, 66, 68)), *pairwise((2817, 3001, 3072))):
             assert calls[fewer].specialize(plans[more].config) == calls[more].specialize(plans[more].config)
             assert calls[fewer].programs(plans[more]) <= calls[more].programs(plans[more])
-
-
-# -- results in the interpreter
-
-
-@pytest.mark.parametrize(
-    ("config", "programs"),
-    [
-        (KernelConfig("whole_row", 4, 128), 3),
-        (KernelConfig("whole_row", 2, 128, peel=True), 8),
-        (KernelConfig("column_loop", 4, 32), 3),
-    ],
-)
-def test_one_launch_computes_all_rows_of_its_bucket(config: KernelConfig, programs: int | None) -> None:
-    """The gradient of layer_norm has sums over rows, so it also shows the number of groups."""
-    if INTERPRETER.unavailable():
-        pytest.skip("needs the interpreter")
-    sums = config.persistent and not config.peel
-    cols, kernel = 77, row_tensors.LAYER_NORM_BACKWARD if sums else row_tensors.LAYER_NORM
-    layout = row_layout((66, cols), (cols, 1), 1)
-    assert layout is not None
-    call = KernelCall(kernel, layout, dtypes(kernel), (), (EPS,) * len(kernel.parameters))
-    plan = LaunchPlan(config, programs, "")
-    backend = with_members(INTERPRETER, features=frozenset(FEATURES), plan=lambda *_: plan)
-    prepared = launch.prepare(call, backend, INTERPRETER.properties(0), OPTIONS)
-    assert prepared.row_range == (65, 68)
-    for rows in (65, 68):
-        tensors = make(kernel, (rows, cols), 1, 0, torch.device("cpu"))
-        written = [torch.full((rows, cols), math.nan) for _ in kernel.writes]
-        written += [torch.full((rows, 1), math.nan) for _ in kernel.row_writes]
-        written += [torch.full((prepared.groups(rows), cols), math.nan) for _ in kernel.column_writes]
-        prepared.launch(0, rows, *written, *tensors.values())
-        for index in range(-len(kernel.column_writes), 0):
-            written[index] = written[index].double().sum(0)
-        for found, wanted in zip(written, expected(kernel, tensors, 1), strict=True):
-            torch.testing.assert_close(found.double(), wanted, rtol=5e-5, atol=5e-5)

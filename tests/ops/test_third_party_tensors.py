@@ -12,8 +12,8 @@ import torch
 
 import tridal
 from conformance_helpers import INTERPRETER
-from index_op import NLL
 from op_samples import L2_NORM, LOGSUMEXP, MEAN_ENERGY, SKIP_NORM, skip_norm
+from several_results import MINUS_PICKED
 from tridal import testing
 from tridal.errors import DimensionError, DTypeError, ShapeError
 
@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
 
 
-@pytest.mark.parametrize("op", [L2_NORM, SKIP_NORM, LOGSUMEXP, MEAN_ENERGY, NLL], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [L2_NORM, SKIP_NORM, LOGSUMEXP, MEAN_ENERGY, MINUS_PICKED], ids=lambda op: op.name)
 def test_quick_cases_pass(op: Any, add_op: Any, request: pytest.FixtureRequest) -> None:
     """They have many shapes, layouts, dtypes, values, numbers and absent tensors. A tenth runs, and all at night."""
     add_op(op)
