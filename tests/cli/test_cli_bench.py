@@ -123,22 +123,6 @@ def test_from_option_makes_the_same_files_as_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('"cols": ', '"columns": ', "cols is missing"),
-        ('"shape": "', '"shape": 3, "_": "', "shape has a wrong value: 3"),
-    ],
-)
-def test_a_wrong_row_of_results_is_named(old: str, new: str, message: str) -> None:
-    bench(*SMALL, "--providers", "torch", "--output", "first")
-    text = Path("first/results.json").read_text()
-    assert old in text
-    Path("changed.json").write_text(text.replace(old, new, 1))
-    printed = bench("--from", "changed.json", "--output", "second", code=1)
-    assert printed.startswith(f"tridal: changed.json: measurements[0].{message}")
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--providers", "torch.comple"], "did you mean 'torch.compile'"),
@@ -163,20 +147,11 @@ def test_bad_option_value_is_a_usage_error(arguments: list[str], message: str) -
     assert message in words("bench", *arguments, code=2)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "cannot be read: No such file"),
-        ("hello", "not JSON"),
-        ("[]", "expected the results.json of a run"),
-        ("[" * 100_000, "not JSON: maximum recursion depth exceeded"),
-        ('{"format": "tridal benchmark 2"}', "date is missing; expected the results.json of a run"),
-    ],
-    ids=["missing", "text", "list", "deep", "empty"],
-)
-def test_bad_file_is_one_error_message(text: str | None, message: str) -> None:
+@pytest.mark.parametrize("text", [None, "hello", "[]", '{"format": "tridal benchmark 1"}'])
+def test_bad_file_is_one_error_message(text: str | None) -> None:
     if text is not None:
         Path("bad.json").write_text(text)
+    message = "cannot be read: No such file" if text is None else "expected the results.json of a run of `tridal bench`"
     assert bench("--from", "bad.json", code=1).startswith(f"tridal: bad.json: {message}")
 
 

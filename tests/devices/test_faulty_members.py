@@ -136,13 +136,3 @@ def test_device_type_that_torch_does_not_know_names_the_backend(install_plugin: 
         DeviceUnavailableError, match=r"^backend 'bad' \(badly 1.0\): torch does not know its device type:"
     ):
         tridal.device("bad")
-
-
-def test_time_of_import_and_of_calls_is_recorded(install_plugin: Callable[..., None], monkeypatch: Any) -> None:
-    seconds = iter(range(0, 1000, 7))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(seconds)))
-    install_plugin("slow", {"bad": "slow:backend"}, faulty(""))
-    (entry,) = [entry for entry in registry.registered() if entry.name == "bad"]
-    assert entry.seconds == 7.0
-    registry.available("bad")
-    assert registry.get("bad").seconds == {"unavailable": 7.0, "device_count": 7.0}

@@ -20,7 +20,6 @@ from tridal.devices.entry_points import describe_error, unreadable
 from tridal.devices.types import ITEMSIZE
 from tridal.errors import SettingsError, TridalError
 
-_SLOW = 1.0  # seconds of one call of a plugin
 _YES_NO = {True: "[green]yes[/]", False: "no"}
 
 
@@ -108,7 +107,6 @@ def _backend(entry: registry.Registered) -> dict[str, Any]:
         "available": problem is None,
         "reason": problem,
         "install": None if backend is None or problem is None else backend.install,
-        "seconds": {"import": entry.seconds, **({} if backend is None else backend.seconds)},
     }
 
 
@@ -245,8 +243,6 @@ def _backend_line(backend: dict[str, Any], devices: list[dict[str, Any]]) -> tup
     details = escape(lines if backend["available"] else backend["reason"])
     if backend["install"]:
         details += f"\n[dim]to get it: {escape(backend['install'])}[/]"
-    if slow := [f"{member} {seconds:.1f} s" for member, seconds in backend["seconds"].items() if seconds >= _SLOW]:
-        details += f"\n[dim]slow: {', '.join(slow)}[/]"
     return backend["name"], _YES_NO[backend["available"]], backend["origin"], details
 
 

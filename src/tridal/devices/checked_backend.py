@@ -6,7 +6,6 @@ A fault of a plugin is a PluginError with the name of the backend, its distribut
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NoReturn, get_type_hints
@@ -77,8 +76,6 @@ class CheckedBackend(BackendBase):
         """Name and version of the distribution, or `IN_CODE`."""
         self.label = f"backend {self.name!r} ({origin})"
         """Name and distribution, for error messages."""
-        self.seconds: dict[str, float] = {}
-        """The longest time of a call of each member, without the time of the compiler."""
 
     def __repr__(self) -> str:
         return f"<{self.label}>"
@@ -108,13 +105,11 @@ class CheckedBackend(BackendBase):
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the plugin's plan. `tridal.runtime.plan_check` checks its fields.
 
-        An exception of `probe` is an error of the compiler, so it stays as it is. The time of probes is not counted.
+        An exception of `probe` is an error of the compiler, so it stays as it is.
         """
         failed: list[BaseException] = []
-        compiling: list[float] = []
 
         def recorded(config: KernelConfig) -> Resources:
-            start = time.perf_counter()
             try:
                 config = rebuilt(config)
                 self._check("plan() called probe(config)", config, _CONFIG)
@@ -122,10 +117,8 @@ class CheckedBackend(BackendBase):
             except BaseException as error:
                 failed.append(error)
                 raise
-            finally:
-                compiling.append(time.perf_counter() - start)
 
-        planned = self._call("plan", problem, device, recorded, options, unchanged=failed, excluded=compiling)
+        planned = self._call("plan", problem, device, recorded, options, unchanged=failed)
         self._check("plan().config", planned.config, _CONFIG)
         return planned  # type: ignore[no-any-return]
 
@@ -152,17 +145,14 @@ class CheckedBackend(BackendBase):
                 raise PluginError(f"{self.label}: entering guard({index}) raised {describe_error(error)}") from error
             yield
 
-    def _call(
-        self, member: str, *arguments: Any, unchanged: Sequence[BaseException] = (), excluded: Sequence[float] = ()
-    ) -> Any:
-        """Calls a member of the plugin and checks its result. Records the time without `excluded` seconds.
+    def _call(self, member: str, *arguments: Any, unchanged: Sequence[BaseException] = ()) -> Any:
+        """Calls a member of the plugin and checks its result.
 
         Raises:
             PlanError: the member raised a PlanError, for example because no plan fits on the device.
             PluginError: the member raised another exception that is not in `unchanged`, or its result is wrong.
         """
         what = f"{member}({arguments[0] if arguments and type(arguments[0]) is int else ''})"
-        start = time.perf_counter()
         try:
             found = rebuilt(getattr(self.plugin, member)(*arguments))
         except BaseException as error:  # includes SystemExit
@@ -171,9 +161,6 @@ class CheckedBackend(BackendBase):
             if isinstance(error, PlanError):
                 raise PlanError(f"{self.label}: {what}: {error}") from error
             raise PluginError(f"{self.label}: {what} raised {describe_error(error)}") from error
-        finally:
-            seconds = time.perf_counter() - start - sum(excluded)
-            self.seconds[member] = max(self.seconds.get(member, 0.0), seconds)
         self._check(what, found, _RESULTS[member])
         return found
 

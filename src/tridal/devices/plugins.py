@@ -9,7 +9,6 @@ import inspect
 import logging
 import re
 import sys
-import time
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -66,8 +65,6 @@ class Registered:
     """None if the plugin is broken or shadowed."""
     fault: str | None = None
     """Why the plugin cannot be used; None if it can."""
-    seconds: float = 0.0
-    """The time of the import."""
 
 
 def discover(settings: Settings | None) -> list[Registered]:
@@ -89,10 +86,9 @@ def discover(settings: Settings | None) -> list[Registered]:
             entry = Registered(point.name, origin, None, f"shadowed: {owners[point.name]} already uses this name")
         else:
             owners[point.name] = origin
-            start = time.perf_counter()
             plugin, fault = load(point, find_fault)
             backend = None if plugin is None else CheckedBackend(plugin, origin)
-            entry = Registered(point.name, origin, backend, fault, time.perf_counter() - start)
+            entry = Registered(point.name, origin, backend, fault)
         if entry.fault:
             _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.fault)
         entries.append(entry)
