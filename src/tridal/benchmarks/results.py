@@ -128,7 +128,7 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Reads a results.json that `save` has written. Raises ResultsError if the file cannot be read or is another one."""
+    """Reads a results.json that `save` has written. Raises ResultsError if it cannot be read, or is of another format."""
     try:
         document = json.loads(file.read_text())
     except OSError as error:
