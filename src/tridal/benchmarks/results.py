@@ -128,7 +128,7 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Reads a results.json that `save` has written. Raises ResultsError if it cannot be read, or is of another format."""
+    """Reads a results.json that `save` has written. Raises ResultsError if it cannot be read, or has another format."""
     try:
         document = json.loads(file.read_text())
     except OSError as error:
