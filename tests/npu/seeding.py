@@ -17,7 +17,6 @@ import triton
 import tridal
 from tridal.kernels.row_kernel import RowKernel, forget_functions
 from tridal.kernels.written import WrittenKernel
-from tridal.runtime.specialization import Specialization
 from tridal.testing.cases import Case
 
 SCHEDULES = ("whole_row", "column_loop")
@@ -45,10 +44,6 @@ class Mutant(NamedTuple):
     new: str
     """The expression, or the template, that replaces each `old`."""
     kernels: tuple[str, ...] = ("softmax",)
-    modified: bool = False
-    """Whether only kernels with a scale and a causal mask have it."""
-    square: bool = False
-    """Whether it compiles only for tiles with as many rows as columns."""
     case: Case | None = None
     """The case of the conformance suite that finds it."""
 
@@ -99,13 +94,6 @@ def seeded(mutant: Mutant) -> Iterator[None]:
             yield
     finally:
         forget_functions()
-
-
-def is_changed(mutant: Mutant, specialization: Specialization) -> bool:
-    """Returns whether a kernel has the fault of a text."""
-    s = specialization
-    written = WrittenKernel(s.kernel, s.entry, tuple(dict(s.types)), dict(s.constants))
-    return _edit(mutant, s.entry, written)
 
 
 def _edit(mutant: Mutant, entry: str, written: WrittenKernel) -> bool:

@@ -5,20 +5,16 @@ Only the device and its driver are emulated. All other code is tridal's and trit
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import tridal
 from offboard import device, driver
 from tridal.devices import registry, settings
-from tridal.errors import NoBackendError, SettingsError, StreamError
+from tridal.errors import NoBackendError, StreamError
 from tridal.runtime.specialization import NO_SCALE_MASK
 from tridal.testing.changed_backend import with_members
 from tridal_npu import backend
-
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +46,6 @@ def test_the_environment_variable_selects_the_device(monkeypatch):
     assert tridal.device() == torch.device("npu", 1)
 
 
-def test_the_settings_file_selects_the_device_and_the_number_of_programs(monkeypatch):
-    assert tridal.device().type == "npu", "the default"
-    monkeypatch.setenv("TRIDAL_CONFIG", str(CONFIGS / "npu.yaml"))
-    settings.reload()
-    x = torch.randn(4096, 64, device=tridal.device())
-    assert close(tridal.softmax(x), exact(x))
-    assert [launch.programs for launch in driver.launches] == [device.VECTOR_CORES]
-
-
 @pytest.mark.parametrize(("num_programs", "programs"), [(7, 7), ("cores", device.VECTOR_CORES), (65_535, 4096)])
 def test_num_programs_sets_the_number_of_programs_up_to_the_number_of_tiles(num_programs, programs):
     x = torch.randn(4096, 3000, device="npu")
@@ -66,14 +53,6 @@ def test_num_programs_sets_the_number_of_programs_up_to_the_number_of_tiles(num_
         y = tridal.softmax(x)
     assert close(y[:5], exact(x[:5]))
     assert [launch.programs for launch in driver.launches] == [programs]
-
-
-def test_a_num_programs_above_the_limit_is_rejected():
-    with (
-        pytest.raises(SettingsError, match=r"num_programs: expected a positive integer below 65536"),
-        tridal.use(backends={"npu": {"num_programs": 65_536}}),
-    ):
-        tridal.softmax(torch.randn(4, 4, device="npu"))
 
 
 def test_the_kernel_runs_on_the_current_stream_or_on_that_of_the_argument():
@@ -170,8 +149,3 @@ def test_kernels_with_scale_and_mask_compile_and_are_correct(shape, dtype):
     assert close(dx, 0.5 * saved * (grad - (grad * saved).sum(-1, keepdim=True)))
     kernel = "column_loop" if shape[-1] > 1_000 else "whole_row"
     assert [launch.kernel for launch in driver.launches] == [kernel, kernel]
-
-
-def test_strides_that_no_kernel_supports_are_copied():
-    x = torch.randn(4, 6, 8, 10, device="npu").permute(0, 2, 1, 3)[:, ::2, ::3]
-    assert close(tridal.softmax(x, 0), exact(x, 0))

@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from offboard import compiler, device, driver, lint, native
+from offboard import device, driver, lint, native
+from tridal.ops import planning
 from tridal.runtime import launch
 from tridal.runtime.compiler import compile_kernel
 from tridal_npu import backend
 
-from .matrix import OPTIONS, Case, properties
-
-CASE = Case("softmax", ("float32", "float32"), "row", 24, 40, "padded")
+CALL = planning.matrix_call(40, 24)
+OPTIONS = {"num_programs": 32}
 
 
 @pytest.fixture(scope="module")
 def linalg() -> str:
-    return compile_kernel(CASE.specialization(), properties().target).asm["ttadapter"]
-
-
-@pytest.mark.parametrize(
-    ("crashes", "status", "calls", "converts"),
-    [(1, -11, 2, True), (4, -6, 5, True), (5, -11, 5, False), (1, 1, 1, False)],
-    ids=["one crash", "four crashes", "always a crash", "a reported error"],
-)
-def test_a_conversion_that_a_signal_ended_is_repeated(crashes, status, calls, converts):
-    count = 0
-
-    def stage(module, metadata):
-        nonlocal count
-        count += 1
-        if count <= crashes:
-            raise subprocess.CalledProcessError(status, "triton-adapter-opt")
-        return module
-
-    convert = compiler.repeat_after_crash(stage)
-    if converts:
-        assert convert("linalg", {}) == "linalg"
-    else:
-        with pytest.raises(subprocess.CalledProcessError):
-            convert("linalg", {})
-    assert count == calls
+    plan = launch.plan(CALL, backend, backend.properties(0), OPTIONS)
+    return compile_kernel(CALL.specialize(plan.config), backend.properties(0).target).asm["ttadapter"]
 
 
 def test_lint_finds_no_problem_in_the_output_of_triton_ascend(linalg):
@@ -86,40 +60,6 @@ def test_lint_knows_int64_tiles_insertions_and_strides(linalg):
     assert lint.problems(linalg.replace(", 1] :", ", 2] :"), contiguous=False) == []
 
 
-def test_machine_code_is_cached_by_the_linalg_ir(linalg, tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "_cache", tmp_path)
-    monkeypatch.setattr(native, "_kernels", {})
-    first = native.kernel(linalg)
-    assert len(list(tmp_path.glob("*.so"))) == 1
-    monkeypatch.setattr(native, "_kernels", {})
-    monkeypatch.setattr(native, "_compile", None)
-    again = native.kernel(linalg)
-    assert (again.name, again.parameters) == (first.name, first.parameters)
-    with pytest.raises(TypeError):
-        native.kernel(linalg + "\n// another")  # it is not in the cache, and `_compile` is None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("module {\n}", "one function, found 0"),
-        (
-            "module {\n func.func @f(%arg0: i32) attributes {} { return }\n}",
-            "does not have the parameters that triton-ascend 3.2 adds",
-        ),
-        ("builtin.module {}", "one module without attributes"),
-    ],
-)
-def test_a_module_that_is_not_a_kernel_is_rejected(text, message):
-    with pytest.raises(ValueError, match=message):
-        native.kernel(text)
-
-
-def test_the_error_for_an_invalid_kernel_names_the_tool_that_failed(linalg):
-    with pytest.raises(RuntimeError, match=r"mlir-opt failed: .*error"):
-        native.kernel(linalg.replace("math.exp", "math.no_such"))
-
-
 def test_a_wrong_number_of_arguments_and_a_too_large_integer_are_rejected(linalg):
     kernel = native.kernel(linalg)
     with pytest.raises(TypeError, match=f"{kernel.name} takes {len(kernel.parameters)} arguments, got 1"):
@@ -128,22 +68,11 @@ def test_a_wrong_number_of_arguments_and_a_too_large_integer_are_rejected(linalg
         kernel((1, 1, 1), [0 if kind.startswith("memref") else 1 << 32 for kind in kernel.parameters])
 
 
-def test_tiles_are_initialised_with_nan():
-    runtime = native._runtime()
-    allocate = runtime._mlir_memref_to_llvm_alloc
-    allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    runtime.begin_program()
-    tile = (ctypes.c_float * 7).from_address(allocate(28))
-    assert all(value != value for value in tile)
-
-
 def prepared_launch():
     """Returns f(stream), which launches a kernel that is loaded on the current device."""
-    call = CASE.call()
-    prepared = launch.prepare(call, backend, properties(), OPTIONS)
-    shape, strides, _ = CASE.shape_strides_dim
-    tensors = torch.empty(shape), torch.randn(4000).as_strided(shape, strides)
-    return lambda stream: prepared.launch(stream, call.layout.rows, *tensors)
+    prepared = launch.prepare(CALL, backend, backend.properties(0), OPTIONS)
+    tensors = torch.empty(40, 24), torch.randn(40, 24)
+    return lambda stream: prepared.launch(stream, 40, *tensors)
 
 
 def test_the_driver_rejects_what_an_npu_would_reject():

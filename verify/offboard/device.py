@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.weak import WeakIdKeyDictionary
 
 NAME = "Ascend910B1"
 DEVICES = 2
@@ -26,6 +27,11 @@ VECTOR_CORES = 48
 _BACKEND = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 _handles = itertools.count(0xA000)
 _current = {"device": 0}
+_GUARD, _FILLER = 1 << 16, 0x5A
+_EMPTY = torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided, torch.ops.aten.empty_like
+_CLEAN = torch.full((_GUARD,), _FILLER, dtype=torch.uint8)
+_guarded: Any = WeakIdKeyDictionary()
+"""The memory of each tensor that was made empty. Around its elements are `_GUARD` bytes that hold `_FILLER`."""
 
 
 class Stream:
@@ -157,6 +163,8 @@ class Tensor(torch.Tensor):
             if others:
                 raise RuntimeError(f"{func}: expected all tensors on {device}, found {', '.join(sorted(others))}")
         result = func(*pytree.tree_map(_unwrap, args), **pytree.tree_map(_unwrap, kwargs))
+        if func.overloadpacket in _EMPTY and device.type == "npu":
+            return _empty_strided(result.shape, result.stride(), dtype=result.dtype, device=device)
         # An in-place operation must return the wrapper of its argument.
         wrappers = {id(tensor.cpu_tensor): tensor for tensor in npu_tensors}
 
@@ -177,11 +185,22 @@ def _on_npu(cpu_tensor: torch.Tensor, device: Any) -> Tensor:
 
 
 def _empty(size: Any, *, dtype: Any = None, device: Any = None, **unused: Any) -> Tensor:
-    return _on_npu(torch.empty(size, dtype=dtype or torch.get_default_dtype()), device)
+    return _empty_strided(size, torch.empty(size, device="meta").stride(), dtype=dtype, device=device)
 
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **unused: Any) -> Tensor:
-    return _on_npu(torch.empty_strided(size, stride, dtype=dtype or torch.get_default_dtype()), device)
+    dtype = dtype or torch.get_default_dtype()
+    elements = torch.empty_strided(size, stride, dtype=torch.uint8, device="meta").untyped_storage().nbytes()
+    memory = torch.full((_GUARD + -(-elements * dtype.itemsize // 64) * 64 + _GUARD,), _FILLER, dtype=torch.uint8)
+    found = _on_npu(memory.view(dtype).as_strided(size, stride, _GUARD // dtype.itemsize), device)
+    _guarded[found] = memory
+    return found
+
+
+def written_outside() -> bool:
+    """Returns whether the memory before or after a tensor that was made empty has changed."""
+    ends = (end for memory in _guarded.values() for end in (memory[:_GUARD], memory[-_GUARD:]))
+    return not all(torch.equal(end, _CLEAN) for end in ends)
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

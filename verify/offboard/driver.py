@@ -79,6 +79,8 @@ class Launcher:
         launches.append(Launch(kernel.name, x * y * z, stream, current))
         values = [value if isinstance(value, (int, float)) else value.data_ptr() for value in arguments]
         kernel((x, y, z), values)
+        if device.written_outside():
+            raise RuntimeError(f"{kernel.name} wrote outside of its tensors")
 
 
 class Driver(DriverBase):  # type: ignore[misc]
