@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tridal.devices import registry
 from tridal.devices.types import KernelConfig, Resources
 from tridal.ops import planning
 from tridal.runtime import compiler
-from tridal_cuda.resources import max_registers_for, occupancy
+from tridal_cuda.resources import occupancy
 
 CUDA = registry.get("cuda")
 H100 = CUDA.architectures()["sm_90"]
@@ -44,15 +43,6 @@ def test_occupancy_is_the_smallest_limit_and_shows_the_calculation() -> None:
 def test_occupancy_respects_each_limit(registers: int, shared_memory: int, warps: int, expected: int) -> None:
     config = KernelConfig("whole_row", 1, 1024, num_warps=warps)
     assert occupancy(config, Resources(registers, 0, shared_memory), H100)[0] == expected
-
-
-@pytest.mark.parametrize(("programs", "warps"), [(1, 1), (1, 32), (2, 8), (3, 4), (7, 2), (32, 1), (32, 4)])
-def test_max_registers_for_admits_that_many_programs_and_no_more_registers_do(programs: int, warps: int) -> None:
-    config = KernelConfig("whole_row", 1, 1024, num_warps=warps)
-    registers_only = replace(H100, max_threads=None, max_programs=None)
-    registers = max_registers_for(programs, config, registers_only)
-    assert registers == 0 or occupancy(config, Resources(registers, 0, 0), registers_only)[0] >= programs
-    assert occupancy(config, Resources(registers + 8, 0, 0), registers_only)[0] < programs
 
 
 def test_registers_and_spills_are_those_that_cuobjdump_prints() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from plan_invariants import waves
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig, Resources
 from tridal_rocm.architectures import ARCHITECTURES
@@ -17,14 +16,6 @@ MI300X, MI355X, RX7900 = (ARCHITECTURES[arch] for arch in ("gfx942", "gfx950", "
 
 
 # Occupancy
-
-
-@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
-def test_waves_of_a_simd_are_limited_by_registers_in_units_of_the_architecture(arch: str) -> None:
-    device = ARCHITECTURES[arch]
-    assert device.warp_size is not None
-    for registers in range(1, 513):
-        assert waves_per_simd(registers, device)[0] == waves(registers, device.warp_size)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +44,6 @@ def test_waves_of_a_simd_are_those_of_the_compiler_comment(arch: str, registers:
 def test_occupancy_respects_each_limit(device: Any, registers: int, lds: int, warps: int, expected: int) -> None:
     config = KernelConfig("whole_row", 1, 1024, num_warps=warps)
     assert occupancy(config, Resources(registers, 0, lds), device)[0] == expected
-
-
-def test_occupancy_shows_the_calculation() -> None:
-    config = KernelConfig("whole_row", 1, 1024, num_warps=8)
-    programs, formula = occupancy(config, Resources(84, 0, 16_384), MI300X)
-    assert (programs, formula) == (2, "min(waves 4*min(8, 512//88)//8=2, LDS 65536//16384=4, programs 32)")
 
 
 # Resources

@@ -123,24 +123,6 @@ def test_configurations_that_do_not_fit_in_the_lds_are_skipped() -> None:
         ROCM.plan(rows, MI300X, lambda config: Resources(64, 0, 1 << 20), {})
 
 
-@pytest.mark.parametrize(
-    ("cols", "dtype", "per_core", "fits"),
-    [
-        (131_072, "bfloat16", 2, "fits in"),
-        (262_144, "float16", 2, "exceeds"),
-    ],
-)
-def test_more_than_two_column_loops_per_core_fill_half_of_the_cache(
-    cols: int, dtype: str, per_core: int, fits: str
-) -> None:
-    wide = problem(cols, 100_000, dtype)
-    launch_plan = plan(wide)
-    assert launch_plan.programs == per_core * MI300X.cores
-    size = launch_plan.programs * cols * wide.bytes_read
-    assert per_core == 2 or size <= (MI300X.l2_cache or 0) / 2
-    assert f"= {size} bytes {fits} the cache of 268435456" in launch_plan.reason
-
-
 @pytest.mark.parametrize("traits", [{"statistics": 0}, {"row_writes": ("float32",)}])
 def test_a_column_loop_that_reads_once_does_not_depend_on_the_cache(traits: dict[str, Any]) -> None:
     once = replace(problem(131_072, 100_000), **traits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,14 +62,3 @@ def test_impossible_share_is_marked_and_not_part_of_the_mean() -> None:
     assert [line[1] for line in lines] == ["0.90", "~527.00"]
     _, [line] = report.class_table(rows, ["x"])
     assert line[-1] == "~0.90"
-
-
-def test_report_of_a_cpu_has_rates_and_neither_shares_nor_aims() -> None:
-    workload, one_ms = Workload("rows", "softmax", "forward", "float32", (1000, 1000)), Timing(1.0, 1.0, 1.0)
-    rows = [make_row(workload, name, 2, one_ms, one_ms, accelerated=False) for name in (COPY, "tridal")]
-    text = report.markdown(make_document(rows, "cpu"), {})
-    assert "a CPU, where torch computes tridal's tensors; shares of copy and aims are left out" in text
-    assert "GB/s of useful traffic" in text
-    assert not {"share of copy", "Below the aim", "0.97"} & set(re.findall("share of copy\n|Below the aim|0.97", text))
-    assert report.class_table(rows, [COPY, "tridal"])[1] == [["rows", "float32", "forward", "8", "8"]]
-    assert not list(report.shortfalls(rows, benchmark_of("softmax").aims))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,11 +15,11 @@ from op_samples import LOGSUMEXP, SKIP_NORM
 from several_results import ARGMAX, BY_SUM, ROW_ENERGY, WEIGH
 from third_party_op import UNIT_NORM
 from tridal.benchmarks import measuring, results, timing
-from tridal.benchmarks.op_benchmark import Function, OpBenchmark, benchmark_of, measured_ops
+from tridal.benchmarks.op_benchmark import OpBenchmark, benchmark_of, measured_ops
 from tridal.benchmarks.providers import COPY, PROVIDERS, Provider
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.workloads import SHAPE_CLASSES, Workload, make_workloads
-from tridal.ops import Op, per_column, per_element, row_maths
+from tridal.ops import Op, per_column, per_element
 
 CPU = torch.device("cpu")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -134,19 +130,6 @@ def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(add_benchma
     assert (ours["skipped"], peer["skipped"]) == (None, expected)
 
 
-@pytest.mark.usefixtures("unit_norm_in_table")
-def test_results_of_an_op_that_torch_does_not_have_are_compared_with_its_reference(
-    add_benchmark: Any,
-) -> None:
-    functions = {"wrong": lambda dim: lambda x: row_maths.reference_of(UNIT_NORM, x, dim, (1e-6,)) * 1.01}
-    add_benchmark(OpBenchmark(functions))
-    providers = PROVIDERS["reference"], Provider("wrong"), PROVIDERS["torch"]
-    reference, wrong, absent = measure(replace(SMALL, op="unit_norm"), *providers)
-    assert reference["skipped"] is None
-    assert wrong["skipped"] == "ArithmeticError: wrong by 0.01 of the largest result"
-    assert absent["skipped"] == "NotImplementedError: torch has no function for unit_norm"
-
-
 def test_provider_without_its_package_is_skipped_with_the_reason() -> None:
     provider = Provider("torch", package="no_such_package_anywhere")
     assert provider.missing == "no_such_package_anywhere is not installed: pip install torch"
@@ -154,46 +137,3 @@ def test_provider_without_its_package_is_skipped_with_the_reason() -> None:
     (row,) = measure(SMALL, provider)
     assert row["ms"] is row["ms_20"] is row["ms_80"] is row["gbps"] is None
     assert row["skipped"] == "ModuleNotFoundError: no_such_package_anywhere is not installed: pip install torch"
-
-
-def test_unsupported_dim_of_a_provider_raises_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("liger_kernel.ops.softmax")
-    module.LigerSoftmaxFunction = type("F", (), {"apply": staticmethod(lambda x: x.softmax(-1))})  # type: ignore[attr-defined]
-    for stub in (ModuleType("liger_kernel"), ModuleType("liger_kernel.ops"), module):
-        monkeypatch.setitem(sys.modules, stub.__name__, stub)
-    make = benchmark_of("softmax").functions["Liger-Kernel"]
-    torch.testing.assert_close(make(-1)(torch.ones(2, 2)), torch.full((2, 2), 0.5))
-    with pytest.raises(NotImplementedError, match="supports only the last dimension"):
-        make(0)
-
-
-def test_kernels_of_flag_gems_are_active_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    active: list[list[str]] = []
-    entered: list[list[str]] = []
-
-    @contextmanager
-    def use_gems(include: list[str]) -> Iterator[None]:
-        active.append(include)
-        entered.append(include)
-        yield
-        active.pop()
-
-    def checked_torch(dim: int) -> Function:
-        def function(x: torch.Tensor) -> torch.Tensor:
-            assert active == [["softmax", "softmax_backward"]]
-            return torch.softmax(x, dim)
-
-        return function
-
-    package = ModuleType("flag_gems")
-    package.__spec__ = ModuleSpec("flag_gems", None)
-    package.use_gems = use_gems  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flag_gems", package)
-    entry = benchmark_of("softmax")
-    assert set(benchmark_of("cross_entropy").contexts) == {"torch.compile"}, "its function is called directly"
-    entry = replace(entry, functions={**entry.functions, "FlagGems": checked_torch})
-    monkeypatch.setattr(measuring, "benchmark_of", lambda op: entry)
-    (row,) = measure(replace(SMALL, direction="backward"), PROVIDERS["FlagGems"])
-    assert row["skipped"] is None
-    assert len(entered) > timing.ROUNDS
-    assert active == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tridal
-from backend_helpers import assert_others_work, faulty, toy_source
+from backend_helpers import assert_others_work, faulty
 from tridal.devices import registry
 from tridal.errors import DeviceUnavailableError, PlanError, PluginError, TridalError
 from tridal.ops import planning
@@ -128,11 +128,3 @@ def test_architecture_of_another_backend_gets_a_longer_name(install_plugin: Call
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("backend 'bad' (badly 1.0): architectures(): backend 'npu' (tridal")
     assert message.endswith("has 'ascend910b', so this one is 'bad:ascend910b'")
-
-
-def test_device_type_that_torch_does_not_know_names_the_backend(install_plugin: Callable[..., None]) -> None:
-    install_plugin("badly", {"bad": "badly:backend"}, toy_source("bad", device_type="faketype"))
-    with pytest.raises(
-        DeviceUnavailableError, match=r"^backend 'bad' \(badly 1.0\): torch does not know its device type:"
-    ):
-        tridal.device("bad")

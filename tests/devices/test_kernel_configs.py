@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import tridal
 from cli_helpers import run
 from tridal.devices import settings
 from tridal.devices.types import LaunchPlan
 from tridal.errors import PlanError, SettingsError
-from tridal.runtime import launch
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 LOOP = {"schedule": "column_loop", "rows": 1, "cols": 256}
@@ -61,29 +59,6 @@ def test_setting_applies_to_its_kernel_dtype_and_columns(cols: int, question: di
 def test_first_entry_that_applies_is_used() -> None:
     entries = entry(ROWS, 999), entry(LOOP, [1, 2000]), entry(ROWS)
     assert planned(*entries).reason.startswith("tridal.use: kernel_configs[1] ")
-
-
-@pytest.fixture
-def schedules(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The schedules of all plans that are made, in order."""
-    made: list[str] = []
-    real = launch.plan
-
-    def recorded(*arguments: Any, **options: Any) -> LaunchPlan:
-        found = real(*arguments, **options)
-        made.append(found.schedule)
-        return found
-
-    monkeypatch.setattr(launch, "plan", recorded)
-    return made
-
-
-def test_prepared_calls_of_a_block_are_used_in_an_equal_block_and_not_outside(schedules: list[str]) -> None:
-    x = torch.randn(7, 1000)
-    for entries in ([entry(LOOP)], [], [entry(LOOP)], []):
-        with tridal.use(device="interpreter", kernel_configs=entries):
-            torch.testing.assert_close(tridal.softmax(x), torch.softmax(x, -1))
-    assert schedules == ["column_loop", "whole_row"]
 
 
 # -- errors

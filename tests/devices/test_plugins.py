@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 import pytest
 
-from backend_helpers import BUNDLED, assert_others_work, at_the_same_time, toy_source
+from backend_helpers import BUNDLED, at_the_same_time, toy_source
 from tridal.devices import registry, settings
 from tridal.errors import PluginError, SettingsError
 
@@ -48,26 +47,6 @@ def test_threads_discover_plugins_only_once(install_plugin, caplog):
 def test_plugin_that_calls_the_registry_during_its_import_is_broken(install_plugin):
     install_plugin("eager", {"eager": "eager:backend"}, "from tridal import registry\nregistry.registered()")
     assert "called the registry while it was being imported" in problem_of("eager")
-
-
-@pytest.fixture
-def interruptible():
-    """Python's handler of SIGINT, which a shell disables for programs in the background."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_keyboard_interrupt_while_loading_is_raised_and_loading_is_tried_again(install_plugin, monkeypatch):
-    """Ctrl-C while a plugin is imported ends the lookup. The next lookup imports the plugin again."""
-    interrupting = "import signal\nif not once:\n    once.append(1)\n    signal.raise_signal(signal.SIGINT)"
-    monkeypatch.setattr("builtins.once", [], raising=False)
-    install_plugin("slow", {"slow": "slow:backend"}, toy_source("slow", interrupting))
-    with pytest.raises(KeyboardInterrupt):
-        registry.registered()
-    assert registry.get("slow").unavailable() is None
-    assert_others_work()
 
 
 # -- names that are already in use

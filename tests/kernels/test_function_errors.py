@@ -13,7 +13,6 @@ from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from op_sources import make_kernel
 from tridal.devices import registry, settings
 from tridal.errors import PluginError
-from tridal.kernels.function_errors import describe
 from tridal.kernels.op_functions import triton_functions
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import planning
@@ -75,17 +74,6 @@ def test_a_breakpoint_in_a_called_function_is_found_before_anything_is_compiled(
     start = re.escape(f"{line_of(kernel, tmp_path, 'breakpoint')}: Triton cannot compile breakpoint(): remove it")
     with pytest.raises(PluginError, match=f"^{start}"):
         compile_for_sm_90(kernel)
-
-
-def test_error_outside_of_the_functions_of_the_op_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object, **keywords: object) -> None:
-        raise RuntimeError("no LLVM")
-
-    triton = compiler.import_triton()
-    monkeypatch.setattr(triton, "compile", fail)
-    with pytest.raises(RuntimeError, match=r"^no LLVM$") as caught:
-        compiler.compile_kernel.__wrapped__(kernel_call().specialize(WHOLE_ROW), SM_90)
-    assert describe(caught.value, triton_functions(kernel_call().kernel)) is None
 
 
 def test_error_of_the_interpreter_names_kernel_function_line_source_and_reason(

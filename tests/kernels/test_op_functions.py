@@ -133,13 +133,6 @@ def test_a_function_gets_the_arguments_that_it_names(
     assert [part for part in expected if part not in text] == []
 
 
-@pytest.mark.parametrize("neutral_padding", [False, True])
-@pytest.mark.parametrize("term", ["square", "bounded"])
-def test_bounds_mask_terms_if_padding_is_not_neutral_or_a_term_uses_them(term: str, neutral_padding: bool) -> None:
-    kernel = replace(NORM, statistics=(TOTAL, replace(DEVIATION, term=term)), neutral_padding=neutral_padding)
-    assert constants_of(kernel)["MASKS_TERMS"] == (term == "bounded" or not neutral_padding)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -7,11 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-import tridal
 from conformance_helpers import INTERPRETER
-from op_sources import make_kernel, make_op
+from op_sources import make_kernel
 from tridal.errors import PluginError
 from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.ops import table
@@ -57,21 +55,6 @@ def test_wrong_shape_is_an_error_with_kernel_function_and_shape(
     assert str(caught.value).startswith(f"kernel {kernel.name!r}: ")
 
 
-@pytest.mark.parametrize(
-    "functions",
-    [
-        {},
-        {"divide": "def divide(x, norm, AXIS: tl.constexpr):\n    return tl.expand_dims(norm, AXIS)"},
-        {"norm": "def norm(count):\n    return 1.0 / count", "divide": "def divide(x, norm):\n    return x * norm"},
-    ],
-    ids=["correct", "number per row", "number for all rows"],
-)
-def test_results_that_schedules_broadcast_correctly_are_accepted(
-    functions: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    try_functions(make_kernel(tmp_path, monkeypatch, **functions))
-
-
 REBASE = "def rebase(squares, part_top, top):\n    return "
 SQUARE = "def square(x, top, count, AXIS: tl.constexpr):\n    return x * "
 FINITE = "squares * tl.exp(part_top - tl.where(top > -1e38, top, 0.0))"
@@ -96,15 +79,6 @@ def test_a_count_per_part_and_parts_of_several_rows_are_tried(
     )
     with nullcontext() if message is None else pytest.raises(PluginError, match=message):
         try_functions(kernel)
-
-
-def test_without_a_trial_an_error_shows_the_line_of_the_written_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    op = make_op(tmp_path, monkeypatch, divide="def divide(x, norm):\n    return norm[:, None, None]")
-    ran = rf"^kernel {op.name!r}: Triton's interpreter cannot run whole_row, <{op.name}-\w+>:\d+: 'tl.store\("
-    with tridal.use(device="interpreter"), pytest.raises(PluginError, match=ran):
-        tridal.row_function(op)(torch.ones(6, 5), 0)
 
 
 @pytest.mark.parametrize("kernel", [*table.kernels().values(), COLUMN_SUM], ids=lambda kernel: kernel.name)

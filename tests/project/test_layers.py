@@ -86,16 +86,6 @@ def test_core_and_backends_have_no_op_names() -> None:
     assert {path: found for path in without if (found := op_names(path.read_text()))} == {}
 
 
-def test_kernels_have_no_none_in_a_tuple() -> None:
-    """Triton 3.3 cannot compile it."""
-    for path in KERNELS:
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        indices = [node.slice for node in nodes if isinstance(node, ast.Subscript)]
-        tuples = [node for node in nodes if isinstance(node, ast.Tuple) and node not in indices]
-        found = [node.lineno for node in tuples if any(ast.unparse(item) == "None" for item in node.elts)]
-        assert not found, f"{path.name}, lines {found}"
-
-
 def test_kernels_import_only_triton_and_kernels() -> None:
     allowed = re.compile(r"(triton|tridal\.kernels|tridal\.library\.\w+\.kernels|__future__)(\.|$)")
     for path in KERNELS:

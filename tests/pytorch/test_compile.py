@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch.func import hessian, jvp
 from torch.testing import assert_close
 
 import tridal
@@ -106,34 +105,6 @@ def test_compiled_op_selects_the_backend_at_each_call(backend: Any, device: torc
         with tridal.use(device="auto"):
             assert_close(compiled(x), expected)
     assert [call.backend for call in calls] == [backend.name, "torch" if device.type == "cpu" else backend.name]
-
-
-def test_compiled_transforms_equal_torch(device: torch.device) -> None:
-    def both(function: Callable[..., torch.Tensor], z: torch.Tensor) -> Any:
-        return jvp(lambda x: function(x, -1), (z,), (z.flip(0),)), hessian(lambda x: function(x, -1).square().sum())(z)
-
-    x = torch.randn(2, 3, device=device)
-    ours = torch.compile(lambda z: both(tridal.log_softmax, z), fullgraph=True, backend="aot_eager")(x)
-    assert_close(ours, both(torch.log_softmax, x))
-
-
-def test_compiled_double_backward_raises_the_error_of_torch(device: torch.device) -> None:
-    x = torch.randn(3, 5, device=device, requires_grad=True)
-    compiled = torch.compile(lambda z: tridal.softmax(z).square().sum(), fullgraph=True, backend="aot_eager")
-    # The message depends on the version of torch, and on whether its fake tensors happen to share memory.
-    with pytest.raises(RuntimeError, match=r"double backward|does not require grad|donated buffers"):
-        torch.autograd.grad(compiled(x), x, create_graph=True)[0].sum().backward()
-
-
-def test_compiled_boolean_and_causal_masks_equal_eager(device: torch.device) -> None:
-    def attention(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return tridal.softmax(x * 2, scale=0.5, mask=mask, causal=True, masked_rows="zero")
-
-    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    x, mask = torch.randn(6, 4, 5, device=device, requires_grad=True), torch.rand(4, 5, device=device) > 0.3
-    ours, theirs = compiled(x, mask), attention(x, mask)
-    assert_close(ours, theirs)
-    assert_close(*(torch.autograd.grad(y.sin().sum(), x) for y in (ours, theirs)))
 
 
 @EACH

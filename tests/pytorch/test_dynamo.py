@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch._dynamo import compiled_autograd
@@ -97,20 +96,3 @@ def test_the_launch_path_is_not_traced(device: torch.device, traced: set[tuple[s
     assert not launching
     if private.SKIPS_FRAMES:
         assert not [str(warning.message) for warning in caught if "ynamo" in str(warning.message)]
-
-
-@pytest.mark.parametrize("dim", [numpy.int64(0), True, 5], ids=repr)
-def test_a_compiled_call_accepts_and_refuses_the_dims_of_an_eager_call(device: torch.device, dim: Any) -> None:
-    x = torch.randn(4, 6, device=device)
-
-    def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        torch.compiler.reset()
-        return torch.compile(function, backend="aot_eager")
-
-    try:
-        wanted = tridal.softmax(x, dim)
-    except (TypeError, IndexError) as error:
-        with pytest.raises((type(error), torch._dynamo.exc.TorchRuntimeError)):
-            compiled(lambda z: tridal.softmax(z, dim))(x)
-    else:
-        torch.testing.assert_close(compiled(lambda z: tridal.softmax(z, dim))(x), wanted)

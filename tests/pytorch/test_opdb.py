@@ -25,12 +25,6 @@ TOLERANCE = {  # between two correct kernels: one or two units of the last place
     torch.float32: (1e-5, 1e-5),
     torch.float64: (1e-7, 1e-7),
 }
-FUNCTIONS = {
-    "softmax": tridal.softmax,
-    "log_softmax": tridal.log_softmax,
-    "nn.functional.layer_norm": tridal.layer_norm,
-    "nn.functional.rms_norm": tridal.rms_norm,
-}
 NORMS = r"(layer|rms)_norm$"
 OPS = [info for info in database if re.search(rf"soft(max|min)(_backward_data)?(\.default)?$|{NORMS}", info.name)]
 
@@ -104,17 +98,3 @@ def test_samples_under_override_equal_torch(device: torch.device, info: Any, ste
 
     count = run(call, info, device, step)
     assert count >= 12
-
-
-@pytest.mark.parametrize("served", [True, False])
-@pytest.mark.parametrize("info", [info for info in OPS if info.name in FUNCTIONS], ids=label)
-def test_samples_of_tridal_functions_equal_torch(device: torch.device, info: Any, served: bool, step: int) -> None:
-    where = device if served else torch.device("cpu")
-
-    def call(sample: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        function = FUNCTIONS[info.name]
-        return function(sample.input, *sample.args, **sample.kwargs), info(sample.input, *sample.args, **sample.kwargs)
-
-    with tridal.use(device=None if served else "auto"):
-        count = run(call, info, where, step)
-    assert count >= 20

@@ -11,9 +11,8 @@ import torch
 
 import tridal
 from torch_versions import compiled_error
-from tridal.errors import DimensionError, DTypeError, ShapeError, TensorDeviceError
+from tridal.errors import DimensionError, DTypeError, ShapeError
 from tridal.library.glu.glu import SWIGLU
-from tridal.pytorch.path import defined
 from tridal.runtime import launch
 
 
@@ -105,22 +104,3 @@ def test_invalid_gradients_raise_before_a_kernel_is_prepared(
             op(grad, saved.clone().requires_grad_(saved.is_floating_point()), dim, dtype)
         with pytest.raises(error):
             torch.vmap(lambda g, s: op(g, s, dim, dtype))(torch.stack([grad, grad]), torch.stack([saved, saved]))
-
-
-@pytest.mark.usefixtures("no_launch")
-def test_gradients_of_tensors_on_two_devices_raise(device: torch.device, name: str) -> None:
-    op, x = getattr(torch.ops.tridal, f"{name}_backward"), X.to(device)
-    for tensors in ((x, torch.empty(6, 8, device="meta")), (torch.empty(6, 8, device="meta"), x)):
-        with pytest.raises(TensorDeviceError, match=r"output must be on .*, as grad is"):
-            op(*tensors, 1, torch.float32)
-
-
-def test_an_error_of_the_registered_op_is_not_hidden_for_other_subclasses(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(name: str) -> Any:
-        raise TypeError("a fault of the op")
-
-    monkeypatch.setattr(defined, "overload", fail)
-    with pytest.raises(TypeError, match="a fault of the op"):
-        tridal.softmax(torch.ones(2, 3, device=device).as_subclass(Subclass))

@@ -113,10 +113,3 @@ def test_no_grad_inside_a_transform_has_an_effect(device: torch.device) -> None:
         assert_close(transform(f(tridal.softmax))(x), transform(f(torch.softmax))(x))
     with torch.no_grad():
         assert_close(grad(f(tridal.softmax))(x), grad(f(torch.softmax))(x))
-
-
-def test_vmap_raises_for_a_dim_out_of_range(device: torch.device) -> None:
-    with pytest.raises(IndexError, match="dim must be from -2 to 1"):
-        vmap(lambda z: tridal.softmax(z, 2))(torch.randn(2, 3, 4, device=device))
-    with pytest.raises(IndexError, match="dim must be from -1 to 0"):
-        vmap(lambda z: tridal.softmax(z, 1))(torch.randn(2, device=device))

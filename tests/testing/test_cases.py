@@ -12,10 +12,9 @@ from conformance_helpers import CPU, INTERPRETER
 from several_results import BY_SUM
 from tridal import library
 from tridal.errors import PlanError
-from tridal.ops import number, table
-from tridal.ops.arguments import Argument
+from tridal.ops import table
 from tridal.ops.op import Op
-from tridal.testing.cases import DIRECTIONS, Direction, Layout, Mask, Values, ordinary
+from tridal.testing.cases import DIRECTIONS, Direction, Layout, Mask, Values
 from tridal.testing.inputs import make_mask, make_values, with_layout
 from tridal.testing.plan_overrides import overrides
 from tridal.testing.quick_cases import quick_cases
@@ -82,20 +81,6 @@ def test_cases_have_absent_tensors_other_dtypes_and_the_ends_of_ranges(add_op: C
         assert given >= {("reduction", "none"), ("reduction", "sum"), ("softcap", 1.0), ("return_lse", True)}
     add_op(BY_SUM)
     assert {dict(case.numbers).get("divides") for case in cases(INTERPRETER, ["by_sum"])} == {None, False, True}
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        (number("eps", 1e-6, range=(0.0, 1.0)), 1e-6),
-        (number("eps", range=(1e-12, 1e-2)), 1e-2),
-        (number("offset", type="float", neutral=0.0, range=(-1.0, 1.0)), 0.0),
-        (number("casting", type="str", range=("", "llama")), ""),
-        (Argument("softcap", "float", optional=True, range=(1.0, 60.0)), None),
-    ],
-)
-def test_a_number_that_a_case_does_not_give_is_the_default_or_an_end_of_the_range(argument: Any, value: Any) -> None:
-    assert ordinary(argument) == value
 
 
 def test_layouts_have_different_strides_and_equal_values() -> None:

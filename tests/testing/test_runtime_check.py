@@ -6,13 +6,11 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import tridal
 from backend_helpers import FakeBackend
 from conformance_helpers import INTERPRETER
 from torch_versions import compiles
@@ -20,7 +18,7 @@ from tridal import testing
 from tridal.devices import registry
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
 from tridal.runtime.compiler import can_compile
-from tridal.testing.recording import RecordingDevice, recording
+from tridal.testing.recording import recording
 
 pytest.importorskip("triton")
 
@@ -91,14 +89,6 @@ def test_backend_that_calls_a_module_of_its_vendor_passes() -> None:
     assert faults(Vendor()) == ""
 
 
-def test_settings_do_not_change_what_is_checked(tmp_path: Path) -> None:
-    with tridal.use(batch_invariant=True, dump=str(tmp_path)):
-        found = [testing.check_runtime(backend) for backend in COMPILED if compiles(backend.name)]
-    assert found == [()] * len(found)
-    assert found
-    assert not any(tmp_path.iterdir())
-
-
 def test_hint_names_the_argument_for_other_modules() -> None:
     (first, *_) = testing.check_runtime(Vendor())
     assert first.startswith("raised ModuleNotFoundError: No module named 'vendorlib' (in library, ")
@@ -160,18 +150,6 @@ def test_interpreted_backend_with_a_wrong_stream_or_guard_is_reported(monkeypatc
         "guard(0) returned None, which is no context manager",
         "stream(0) returned None, which is no int",
     )
-
-
-def test_a_wrong_order_of_guard_and_launch_in_the_runtime_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check also covers the code between a backend and the driver."""
-    launch = RecordingDevice.launch
-
-    def without_guard(self: Any, *arguments: Any) -> None:
-        self.current = 0
-        launch(self, *arguments)
-
-    monkeypatch.setattr(RecordingDevice, "launch", without_guard)
-    assert "a launch for device 1 happened while device 0 was current" in faults(Vendor())
 
 
 def test_modules_and_the_driver_are_restored() -> None:
