@@ -127,10 +127,8 @@ def test_from_option_makes_the_same_files_as_the_run() -> None:
     [
         (["--providers", "torch.comple"], "did you mean 'torch.compile'"),
         (["--dtype", "flot32"], "did you mean 'float32'"),
-        (
-            ["--op", "linear_cross_entropy"],
-            "does not measure 'linear_cross_entropy'; it measures softmax, log_softmax,",
-        ),
+        (["--op", "linear_cross_entropy"],
+         "does not measure 'linear_cross_entropy'; it measures softmax, log_softmax,"),
         (["--op", "log_softmax", "--providers", "reference"], "'reference' has no log_softmax (known: tridal, torch, "),
         (["--direction", "forwards"], "did you mean 'forward'"),
         (["--classes", "smal"], "did you mean 'small'"),
@@ -142,7 +140,7 @@ def test_from_option_makes_the_same_files_as_the_run() -> None:
         (["--from", "results.json", "--op", "rms_norm"], "Invalid value for --op: --from measures nothing; omit one"),
         (["--overwrite"], "Invalid value for --overwrite: name the folder with --output"),
     ],
-)
+)  # fmt: skip
 def test_bad_option_value_is_a_usage_error(arguments: list[str], message: str) -> None:
     assert message in words("bench", *arguments, code=2)
 

@@ -91,12 +91,9 @@ def test_output_has_the_bucket_and_the_programs_of_the_launch() -> None:
         (["4096x128256"], "tridal plan 4096 128256"),
         (["4096x128256", "5"], "tridal plan 4096 128256"),
         (["5", "5", "--arch", COMPILED[0][:-1]], "did you mean"),
-        (
-            ["5", "5", "--arch", "gaudi3"],
-            "unknown architecture 'gaudi3'; no backend plans for it (known: ",
-        ),
+        (["5", "5", "--arch", "gaudi3"], "unknown architecture 'gaudi3'; no backend plans for it (known: "),
     ],
-)
+)  # fmt: skip
 def test_bad_question_is_a_usage_error(arguments: list[str], message: str) -> None:
     given = [ARCHITECTURES[0] if argument == "ARCH" else argument for argument in arguments]
     assert message in words("plan", *given, code=2)

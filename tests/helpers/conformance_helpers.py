@@ -35,11 +35,6 @@ def small_cases(op: str) -> list[Case]:
     return [case for case in found if math.prod(case.shape) < MAX_ELEMENTS]
 
 
-def modified_cases(op: str) -> list[Case]:
-    """Returns the cases of an op with scaled or masked inputs that do not depend on a backend's plan."""
-    return [case for case in cases(INTERPRETER, [op]) if case.plan == "planned" and case.modified]
-
-
 def on_cpu(function: Function) -> Implementation:
     """Returns an implementation on the CPU in which every op has this function."""
     return Implementation(CPU, lambda op: function)

@@ -190,6 +190,6 @@ MINUS_PICKED = Op(
             row_value="picked_number", writes=("minus_picked",), live_tiles=1,
         ),
     ),
-    reference=lambda x, index, reduce: x - x.gather(reduce.dim, index),
+    reference=lambda x, index, reduce: x - reduce(x.where(reduce.columns(x) == index, 0.0), "sum"),
 )  # fmt: skip
 """Each element needs another element of its row."""

@@ -136,31 +136,23 @@ def test_a_function_gets_the_arguments_that_it_names(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"statistics": (replace(TOTAL, term="wrong"),)},
-            r"\.wrong names rank, tile; as term of kernel 'norm' it can name AXIS, EXP2_BIAS, a, b, column, eps$",
-        ),
-        (
-            {"statistics": (TOTAL, DEVIATION, replace(THIRD, term="only_deviation"))},
-            "only_deviation names deviation; as term of kernel 'norm' it can name",
-        ),
-        (
-            {"column_writes": ("scaled",), "neutral_padding": True},
-            "scaled is the term of a sum .* uses total.*neutral_padding=False",
-        ),
+        ({"statistics": (replace(TOTAL, term="wrong"),)},
+         r"\.wrong names rank, tile; as term of kernel 'norm' it can name AXIS, EXP2_BIAS, a, b, column, eps$"),
+        ({"statistics": (TOTAL, DEVIATION, replace(THIRD, term="only_deviation"))},
+         "only_deviation names deviation; as term of kernel 'norm' it can name"),
+        ({"column_writes": ("scaled",), "neutral_padding": True},
+         "scaled is the term of a sum .* uses total.*neutral_padding=False"),
         # without rebase, results are wrong where a row is divided
         ({"statistics": (TOTAL, replace(DEVIATION, rebase=None))}, f"square, the term of 'deviation', {UNBASED}"),
-        (
-            {"statistics": (TOTAL, Statistic("deviation", "sum", "counted"))},
-            f"counted, the term of 'deviation', {UNBASED.replace('total', 'count')}",
-        ),
+        ({"statistics": (TOTAL, Statistic("deviation", "sum", "counted"))},
+         f"counted, the term of 'deviation', {UNBASED.replace('total', 'count')}"),
         # a number per row would be broadcast along the wrong axis of a tile
         ({"writes": ("total",)}, "needs a Triton function 'total' in .*: 'total' is not a number per element"),
         ({"row_writes": ("a",)}, "needs a Triton function 'a' in .*: 'a' is not a number per row"),
         ({"writes": ("missing",)}, "kernel 'norm' needs a Triton function 'missing' in test_op_functions"),
         ({"writes": ("plain",)}, "kernel 'norm' needs a Triton function 'plain' in test_op_functions"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_function_is_an_error_that_names_it(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         constants_of(replace(NORM, **changes))

@@ -27,25 +27,17 @@ HINT = r"A tile of 4 rows and 8 columns has the shape .*: expand it with tl.expa
     ("functions", "message"),
     [
         ({"divide": "def divide(x, norm):\n    return x / norm"}, rf"divide, .*: 'return x / norm': .*\. {HINT}"),
-        (
-            {"divide": "def divide(x, norm):\n    return norm"},
-            rf": divide of op_of_a_test_\d+ returned the shape \(4,\): expected \(4, 8\)\. {HINT}",
-        ),
-        (
-            {"divide": "def divide(x, norm):\n    y = x / 2"},
-            r": divide of op_of_a_test_\d+ returned None: expected a tensor of the shape \(4, 8\)$",
-        ),
-        (
-            {"square": "def square(x):\n    return x > 0"},
-            r": square of op_of_a_test_\d+ returned int1: expected the dtype of its arguments, fp32$",
-        ),
-        (
-            {"norm": "def norm(squares, eps):\n    return squares[:, None]"},
-            rf": norm of op_of_a_test_\d+ returned the shape \(4, 1\): expected \(4,\)\. {HINT}",
-        ),
+        ({"divide": "def divide(x, norm):\n    return norm"},
+         rf": divide of op_of_a_test_\d+ returned the shape \(4,\): expected \(4, 8\)\. {HINT}"),
+        ({"divide": "def divide(x, norm):\n    y = x / 2"},
+         r": divide of op_of_a_test_\d+ returned None: expected a tensor of the shape \(4, 8\)$"),
+        ({"square": "def square(x):\n    return x > 0"},
+         r": square of op_of_a_test_\d+ returned int1: expected the dtype of its arguments, fp32$"),
+        ({"norm": "def norm(squares, eps):\n    return squares[:, None]"},
+         rf": norm of op_of_a_test_\d+ returned the shape \(4, 1\): expected \(4,\)\. {HINT}"),
     ],
     ids=["forgets AXIS", "row", "nothing", "bool term", "row value of a tile"],
-)
+)  # fmt: skip
 def test_wrong_shape_is_an_error_with_kernel_function_and_shape(
     functions: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,18 +30,14 @@ def test_a_correct_declaration_has_no_fault() -> None:
         ({"live_tiles": 0}, "kernel 'norm': live_tiles: expected an integer from 1 to 16, found 0"),
         ({"reads": ()}, "kernel 'norm' needs a tensor to read, and one to write with a number per element or per row"),
         ({"statistics": (SPREAD,)}, NO_REBASE),
-        (
-            {"writes": (), "row_writes": ("mean",), "added": "other"},
-            "kernel 'norm' adds 'other' to nothing: it writes no tensor with a number per element",
-        ),
+        ({"writes": (), "row_writes": ("mean",), "added": "other"},
+         "kernel 'norm' adds 'other' to nothing: it writes no tensor with a number per element"),
         ({"added": "x"}, "kernel 'norm' uses one name for two things: x, eps, mean, spread, x"),
         ({"statistics": (MEAN, MEAN)}, "kernel 'norm' uses one name for two things: x, eps, mean, mean"),
-        (
-            {"statistics": (replace(MEAN, reduce="mean"),)},
-            "kernel 'norm': unknown reduction 'mean' (known: max, sum, accurate_sum)",
-        ),
+        ({"statistics": (replace(MEAN, reduce="mean"),)},
+         "kernel 'norm': unknown reduction 'mean' (known: max, sum, accurate_sum)"),
     ],
-)
+)  # fmt: skip
 def test_problem_names_the_kernel_and_its_fault(changes: dict[str, Any], message: str) -> None:
     assert replace(KERNEL, **changes).fault() == message
 

@@ -43,69 +43,38 @@ def test_a_correct_declaration_has_no_fault(op: Op) -> None:
         ({"arguments": (WEIGHT, X)}, "arguments: expected a tensor with a number per element as the first argument"),
         ({"arguments": (X, number("eps", 1.0), WEIGHT)}, "arguments: expected the tensors before the numbers"),
         ({"arguments": (X, X, WEIGHT)}, "arguments: expected a name for each, found input, input, weight"),
-        (
-            {"arguments": (X, WEIGHT, per_row("scales"))},
-            "kernel 'weigh' reads nothing with a number per row: expected 1 tensor(s): scales",
-        ),
+        ({"arguments": (X, WEIGHT, per_row("scales"))},
+         "kernel 'weigh' reads nothing with a number per row: expected 1 tensor(s): scales"),
         # numbers
-        (
-            {"arguments": (X, WEIGHT, number("eps"))},
-            "parameters: expected a number as the default of 'eps', found None",
-        ),
-        (
-            {"arguments": (X, WEIGHT, number("eps", 1.0, range=(3.0, 2.0)))},
-            "parameters: expected (smallest, largest) as the range of 'eps', found (3.0, 2.0)",
-        ),
-        (
-            {"arguments": (X, WEIGHT, number("eps", 4.0, range=(2.0, 3.0)))},
-            "parameters: the default of 'eps' is 4.0, outside of its range (2.0, 3.0)",
-        ),
-        (
-            {"arguments": (X, WEIGHT, number("eps", 1.0))},
-            "parameters: no kernel uses 'eps': add it to a kernel's parameters",
-        ),
-        (
-            {"arguments": (X, WEIGHT, number("fast", True))},
-            "parameters: no kernel uses 'fast': kernels get it by the function `constants`",
-        ),
-        (
-            {"arguments": (X, WEIGHT, number("EPS", 1.0))},
-            "parameters: expected names in lower case that are no keywords, found 'EPS'",
-        ),
+        ({"arguments": (X, WEIGHT, number("eps"))},
+         "parameters: expected a number as the default of 'eps', found None"),
+        ({"arguments": (X, WEIGHT, number("eps", 1.0, range=(3.0, 2.0)))},
+         "parameters: expected (smallest, largest) as the range of 'eps', found (3.0, 2.0)"),
+        ({"arguments": (X, WEIGHT, number("eps", 4.0, range=(2.0, 3.0)))},
+         "parameters: the default of 'eps' is 4.0, outside of its range (2.0, 3.0)"),
+        ({"arguments": (X, WEIGHT, number("eps", 1.0))},
+         "parameters: no kernel uses 'eps': add it to a kernel's parameters"),
+        ({"arguments": (X, WEIGHT, number("fast", True))},
+         "parameters: no kernel uses 'fast': kernels get it by the function `constants`"),
+        ({"arguments": (X, WEIGHT, number("EPS", 1.0))},
+         "parameters: expected names in lower case that are no keywords, found 'EPS'"),
         (kernels(parameters=("eps",)), "kernel 'weigh' has unknown parameters: eps"),
         (kernels(statistics=(FORWARD.statistics[0],) * 2), "uses one name for two things: "),
         # results
-        (
-            {"results": (OUTPUT, TOTAL)},
-            "kernel 'weigh' writes total, squares with a number per row: expected 1 tensor(s): total",
-        ),
-        (
-            {"results": (SQUARES, OUTPUT, TOTAL)},
-            "results: expected those with a gradient first, found squares, output, total",
-        ),
-        (
-            {"results": (OUTPUT, replace(TOTAL, returned=False), SQUARES)},
-            "results: expected those that are returned first, found output, total, squares",
-        ),
-        (
-            {"results": (OUTPUT, replace(TOTAL, gradient=None, needs="weight"), SQUARES)},
-            "results: expected those that every call has first, found output, total, squares",
-        ),
-        (
-            {"results": (OUTPUT, TOTAL, replace(SQUARES, needs="weight"))},
-            "results: 'squares' needs 'weight': expected the name of an optional tensor",
-        ),
-        (
-            {"results": tuple(replace(result, gradient=None) for result in WEIGH.results)},
-            "results: no result has a gradient: name it with gradient=..., as the kernel of the gradient does",
-        ),
-        (
-            {
-                "arguments": OPTIONAL,
-                "results": (OUTPUT, replace(TOTAL, needs="weight"), replace(SQUARES, needs="bias")),
-            },
-            "results: expected one optional tensor that returned results need, found several",
-        ),
+        ({"results": (OUTPUT, TOTAL)},
+         "kernel 'weigh' writes total, squares with a number per row: expected 1 tensor(s): total"),
+        ({"results": (SQUARES, OUTPUT, TOTAL)},
+         "results: expected those with a gradient first, found squares, output, total"),
+        ({"results": (OUTPUT, replace(TOTAL, returned=False), SQUARES)},
+         "results: expected those that are returned first, found output, total, squares"),
+        ({"results": (OUTPUT, replace(TOTAL, gradient=None, needs="weight"), SQUARES)},
+         "results: expected those that every call has first, found output, total, squares"),
+        ({"results": (OUTPUT, TOTAL, replace(SQUARES, needs="weight"))},
+         "results: 'squares' needs 'weight': expected the name of an optional tensor"),
+        ({"results": tuple(replace(result, gradient=None) for result in WEIGH.results)},
+         "results: no result has a gradient: name it with gradient=..., as the kernel of the gradient does"),
+        ({"arguments": OPTIONAL, "results": (OUTPUT, replace(TOTAL, needs="weight"), replace(SQUARES, needs="bias"))},
+         "results: expected one optional tensor that returned results need, found several"),
         (
             {
                 "arguments": OPTIONAL[:2],
@@ -115,14 +84,10 @@ def test_a_correct_declaration_has_no_fault(op: Op) -> None:
         ),
         # the gradient and saved tensors
         ({"gradient": 3}, "gradient: expected a function made of torch's ops, found 3"),
-        (
-            {"gradient": None},
-            "kernel 'weigh_backward' needs the same maths in torch's ops: declare the function `gradient`",
-        ),
-        (
-            {"kernels": WEIGH.kernels[:1]},
-            "gradient: expected a kernel 'weigh_backward', or no gradient: autograd differentiates `reference`",
-        ),
+        ({"gradient": None},
+         "kernel 'weigh_backward' needs the same maths in torch's ops: declare the function `gradient`"),
+        ({"kernels": WEIGH.kernels[:1]},
+         "gradient: expected a kernel 'weigh_backward', or no gradient: autograd differentiates `reference`"),
         ({"reference": None}, "it has no reference: expected a function made of torch's ops, found None"),
         ({"saves": "input"}, "saves: expected a tuple of names, found 'input': write ('input',)"),
         ({"saves": ("input", ("h",))}, "saves: expected names, or (name, other names, ...), found ('h',)"),
@@ -149,7 +114,7 @@ def test_a_correct_declaration_has_no_fault(op: Op) -> None:
         ({"unsupported": lambda named: None}, "unsupported: it gets (named, dtypes), but too many"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)
+)  # fmt: skip
 def test_a_fault_is_named(changes: dict[str, Any], message: str) -> None:
     assert message in (replace(WEIGH, **changes).fault() or "")
 

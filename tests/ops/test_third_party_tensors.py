@@ -8,14 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-import tridal
 from conformance_helpers import INTERPRETER
-from op_samples import L2_NORM, LOGSUMEXP, MEAN_ENERGY, SKIP_NORM, skip_norm
+from op_samples import L2_NORM, LOGSUMEXP, MEAN_ENERGY, SKIP_NORM
 from several_results import MINUS_PICKED
 from tridal import testing
-from tridal.errors import DimensionError, DTypeError, ShapeError
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
@@ -28,20 +25,3 @@ def test_quick_cases_pass(op: Any, add_op: Any, request: pytest.FixtureRequest) 
     step = 1 if request.config.getoption("--matrix") else 10
     results = [testing.run_case(case, INTERPRETER) for case in testing.quick_cases(INTERPRETER, [op.name])[::step]]
     assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"weight": torch.ones(4)}, ShapeError, r"skip_norm: weight must have the shape \(5,\), got \(4,\)"),
-        ({"residual": torch.ones(5)}, ShapeError, r"skip_norm: residual must have the shape \(3, 5\), got \(5,\)"),
-        ({"skip": torch.ones(5, dtype=torch.int32)}, DTypeError, "skip_norm: skip must have a floating-point dtype"),
-        ({"dim": 2}, DimensionError, r"dim must be from -2 to 1 for input of shape \(3, 5\)"),
-        ({"eps": torch.ones(())}, TypeError, "skip_norm: eps must be a number, got tensor"),
-    ],
-    ids=["weight", "residual", "dtype", "dim", "number"],
-)
-def test_a_wrong_argument_is_an_error_that_names_it(change: dict[str, Any], error: type, message: str) -> None:
-    given = {"weight": torch.ones(5), "skip": torch.ones(5), **change}
-    with tridal.use(device="interpreter", fallback="error"), pytest.raises(error, match=message):
-        skip_norm(torch.ones(3, 5), **given)

@@ -78,17 +78,15 @@ def scale(call: Any, named: Any, *inputs: Any, **options: Any) -> Any:
         (functools.partial(energy, writes=("enrgy",)), "it has no output 'enrgy' .known: energy."),
         (lambda call, named: energy(call, named, X), r"expected 1 input\(s\) \(x\), found 2"),
         (functools.partial(scale, MODE="times"), "expected a number 'factor', one of its parameters"),
-        (
-            lambda call, named: (call.torch(Tensor.double, *energy(call, named)),),
-            "returned as 'output' torch.float64 .*: expected torch.float32",
-        ),
+        (lambda call, named: (call.torch(Tensor.double, *energy(call, named)),),
+         "returned as 'output' torch.float64 .*: expected torch.float32"),
         (lambda call, named: (call.view(Tensor.select, named["input"], 1, 0),), "with the memory of an argument: copy"),
         (lambda call, named: energy(call, {**named, "input": named["input"] * 2}), "that no step returned: compute it"),
         (lambda call, named: energy(call, named, dim=int(named["input"].max())), "the value of a tensor is read"),
         (lambda call, named: energy(call, named) if torch.equal(X, named["input"]) else None, r"is read \(equal\)"),
         (lambda call, named: named["reduction"], "has no argument 'reduction': a call has input, dim, dtype$"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_of_steps_is_an_error_that_names_the_op(steps: Any, message: str) -> None:
     name, function = declared(steps)
     for _ in range(2):
