@@ -30,7 +30,6 @@ def _is_ready() -> bool:
 NAME = "xpuoncpu"
 READY = _is_ready()
 collect_ignore_glob = [] if READY else ["test_*.py"]
-COUNTERS = ("conformance cases", "kernels executed", "kernels assembled")
 
 if READY:
     sys.path.insert(0, str(VERIFY))
@@ -76,32 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
     tridal.registry.register(XpuOnCpu())
 
 
-@pytest.fixture
-def count(record_property):
-    """count("kernels executed", 12) adds 12 to a counter that the terminal summary shows."""
-
-    def add(counter: str, number: int) -> None:
-        assert counter in COUNTERS
-        record_property(counter, number)
-
-    return add
-
-
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Prints the totals of the counters of all test processes, and the largest error of each op and dtype."""
-    totals: dict[str, int] = dict.fromkeys(COUNTERS, 0)
-    shares: dict[str, list[float]] = {}
-    for report in terminalreporter.getreports(""):
-        if report.when == "teardown":  # its properties are complete
-            for name, value in report.user_properties:
-                if name in totals:
-                    totals[name] += value
-                elif name == "share of the bound":
-                    shares.setdefault(value[0], []).append(value[1])
-    if any(totals.values()):
+    """Says how the kernels ran."""
+    if READY:
         terminalreporter.section("Intel GPUs without a GPU")
-        for name, number in totals.items():
-            terminalreporter.line(f"{number} {name}")
-        for kind, found in sorted(shares.items()):
-            terminalreporter.line(f"{kind}: {len(found)} cases, largest error {max(found):.2f} of its bound")
         terminalreporter.line("Compiled by triton-xpu, assembled by ocloc, executed on a CPU. Not run on an Intel GPU.")

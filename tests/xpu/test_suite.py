@@ -30,26 +30,20 @@ def chosen(every: bool) -> list[Case]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_the_cases_of_the_suite_pass_and_their_kernels_assemble_with_few_spills(part, count, record_property, request):
+def test_the_cases_of_the_suite_pass_and_their_kernels_assemble_with_few_spills(part, request):
     backend, before = registry.available(NAME), set(driver.built)
     cases = chosen(request.config.getoption("--matrix"))[part::PARTS]
     results = [testing.run_case(case, backend) for case in cases]
     assert not [f"{result.name}: {result.message}" for result in results if not result.passed]
     new = [(kernel.name, spirv) for spirv, kernel in driver.built.items() if spirv not in before]
-    count("conformance cases", len(results))
-    for case, result in zip(cases, results, strict=True):
-        share = result.error / result.tolerance if result.tolerance else 0.0
-        record_property("share of the bound", (f"{case.op} {case.direction} {case.dtype}", share))
-    count("kernels executed", len(new))
     if assembler.program() is None:
         return  # test_ocloc_is_installed says so
     spills = {f"{name} {part}": assembler.spilled(spirv, "pvc") for name, spirv in new}
     assert not {name: spilled for name, spilled in spills.items() if spilled > assembler.MAX_SPILL}
-    count("kernels assembled", len(new))
 
 
 @pytest.mark.parametrize("op", sorted(table.kernels()))
-def test_the_kernels_for_dg2_assemble_with_few_spills(op, count):
+def test_the_kernels_for_dg2_assemble_with_few_spills(op):
     """DG2 has half as many registers as the GPU of the executed kernels, and other plans."""
     if assembler.program() is None:
         return  # test_ocloc_is_installed says so
@@ -57,7 +51,6 @@ def test_the_kernels_for_dg2_assemble_with_few_spills(op, count):
     plan = tridal.plan(1823, 781, dtype="bfloat16", op=op, arch="dg2")
     spirv = compiler.compile_kernel(plan.call.specialize(plan.config), device.target).asm["spv"]
     assert assembler.spilled(spirv, "dg2") <= assembler.MAX_SPILL
-    count("kernels assembled", 1)
 
 
 def test_ocloc_is_installed():
