@@ -27,30 +27,30 @@ class TorchBackend(BackendBase):
         cls.stream_handle = cls.stream_handle or f"{cls.device_type}_stream"
 
     def module(self) -> Any:
-        """Returns the module `torch.<device type>`, or None. A vendor's package registers it when it is imported."""
+        """`torch.<device type>`, which a vendor's package registers when it is imported, or None."""
         import torch
 
         return getattr(torch, self.device_type, None)
 
     def device_count(self) -> int:
-        """Returns the number of devices that torch sees."""
+        """Counts the devices that torch sees."""
         return int(self.module().device_count())
 
     def stream(self, index: int) -> int:
-        """Returns the raw handle of torch's current stream, by a private function, which creates no Stream object."""
+        """Asks torch for the raw handle of its current stream, by a private function that creates no Stream object."""
         try:
             return getattr(sys.modules[self.private], self._raw_stream)(index)  # type: ignore[no-any-return]
         except (AttributeError, KeyError):  # this version of torch lacks the private function
             return int(getattr(self.module().current_stream(index), self.stream_handle))
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
-        """Returns torch's device guard, or an empty context if the device is already the current one."""
+        """Enters torch's device guard, unless the device is already the current one."""
         module = getattr(sys.modules["torch"], self.device_type)  # faster than an import, and every call uses the guard
         return _EMPTY_CONTEXT if module.current_device() == index else module.device(index)
 
 
 def triton_has(backend: str) -> bool | None:
-    """Returns whether the triton that is installed has a backend, or None if there is no triton."""
+    """Tells whether the installed triton has a backend. None stands for no triton."""
     spec = importlib.util.find_spec("triton")
     folders = (spec and spec.submodule_search_locations) or ()
     return None if spec is None else any(Path(folder, "backends", backend).is_dir() for folder in folders)

@@ -23,7 +23,7 @@ Found = TypeVar("Found", bound=Compiled)
 
 
 def first_with_few_spills(fits: Iterable[Found | None]) -> Found | None:
-    """Returns the first result that runs with few spills; if there is none, one with the fewest. Ignores None."""
+    """Prefers the first result that runs with few spills, and else one with the fewest. None is no result."""
     tried: list[Found] = []
     for fit in filter(None, fits):
         if fit.runs and fit.few_spills:
@@ -57,7 +57,7 @@ class Candidates:
         """The corrections for all others."""
 
     def __call__(self, config: KernelConfig) -> Resources:
-        """Returns resources. Raises PlanError for cooperative configurations if the compiler refused one."""
+        """Estimates, or compiles. Raises PlanError for cooperative configurations if the compiler refused one."""
         if self._refused is not None and config.programs_per_row > 1:
             raise self._refused
         if config in self._compiled:

@@ -11,17 +11,17 @@ MIN_PEELED_VECTORS = 4
 
 
 def cdiv(value: int, divisor: int) -> int:
-    """Returns the quotient, rounded up."""
+    """Divides, and rounds up."""
     return -(-value // divisor)
 
 
 def round_up(value: int, unit: int) -> int:
-    """Returns the smallest multiple of `unit` that is not less than `value`."""
+    """Rounds up to a multiple of `unit`."""
     return cdiv(value, unit) * unit
 
 
 def smallest_limit(limits: list[tuple[int, str]]) -> tuple[int, str]:
-    """Returns the smallest of the limits on resident programs, at least one of which is known, and their texts."""
+    """Finds the smallest of the limits on resident programs, at least one of which is known, and joins their texts."""
     return min((programs for programs, _ in limits), default=1), f"min({', '.join(text for _, text in limits)})"
 
 
@@ -49,7 +49,7 @@ class DeviceProblem(Problem):
         return next_power_of_2(len(self.reads) + len(self.column_writes)) * self.accumulator // 4
 
     def exp2_bias(self, bias: float) -> float | None:
-        """Returns the field `exp2_bias` of a configuration for a GPU whose exp2 has this mean error.
+        """Chooses the field `exp2_bias` of a configuration for a GPU whose exp2 has this mean error.
 
         The error is visible in float32 elements only: in a sum, it is smaller than the sum's rounding. float64 needs
         the device's exp.
@@ -57,7 +57,7 @@ class DeviceProblem(Problem):
         return None if self.accumulator == 8 else bias if self.writes[:1] == ("float32",) else 0.0
 
     def bytes_per_tile(self, config: KernelConfig) -> int:
-        """Returns the bytes that a program reads for one tile. Padding columns are not read."""
+        """Counts the bytes that a program reads for one tile. Padding columns are not read."""
         return config.rows * min(config.cols, self.cols) * self.bytes_read
 
 
@@ -90,7 +90,7 @@ class Compiled:
         return not self.resources.spills
 
     def launch_plan(self, programs: int | None, tiles: int, explanation: str) -> LaunchPlan:
-        """Returns the plan with at most so many programs, or one per tile if None.
+        """Makes the plan with at most so many programs, or with one per tile if None.
 
         The reason has the occupancy, the tiles and the explanation.
         """
@@ -104,5 +104,5 @@ class Compiled:
         return LaunchPlan(config, programs, reason, self.occupancy, self.resources)
 
     def one_program_per_tile(self, tiles: int) -> tuple[None, str]:
-        """Returns the `programs` of a plan whose programs do not loop, and the explanation for its `reason`."""
+        """Gives the `programs` of a plan whose programs do not loop, and the explanation for its `reason`."""
         return None, f"one program per tile, {tiles / self.resident:.1f} times as many as are resident"

@@ -26,7 +26,7 @@ class Cuda(TorchBackend):
     devices = ARCHITECTURES
 
     def unavailable(self) -> str | None:
-        """Returns the reason why CUDA cannot be used on this machine, or None if it can."""
+        """Says why CUDA cannot be used on this machine. None stands for a machine where it can."""
         import torch
 
         if torch.version.hip is not None:
@@ -40,15 +40,15 @@ class Cuda(TorchBackend):
         return None
 
     def properties(self, index: int) -> DeviceProperties:
-        """Returns the properties of GPU `index`."""
+        """Asks Triton's driver and torch for the properties of GPU `index`."""
         return present_gpu(index)
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the launch plan of a problem. This backend has no options."""
+        """Plans a problem. This backend has no options."""
         return plan(problem, device, probe, options.get(KERNEL_CONFIG))
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Returns the resources of a compiled kernel. Registers and spills are read from its cubin."""
+        """Reads the registers and spills of a compiled kernel from its cubin."""
         return read_resources(asm["cubin"], shared_memory)
 
 

@@ -18,7 +18,7 @@ _KIB, _MIB, _GIB, _GB = 1 << 10, 1 << 20, 1 << 30, 10**9
 def _gpu(
     capability: int, name: str, cores: int, *limits: int | None, arch: str = "", aliases: tuple[str, ...] = ()
 ) -> DeviceProperties:
-    """Returns the properties of a GPU. `limits` are the fields of `DeviceProperties` from `registers` to `bandwidth`.
+    """`limits` are the fields of `DeviceProperties` from `registers` to `bandwidth`.
 
     By default, `arch` is nvcc's name of the compute capability.
     """
@@ -44,7 +44,7 @@ ARCHITECTURES: Mapping[str, DeviceProperties] = {gpu.arch: gpu for gpu in _GPUS}
 
 @functools.cache
 def present_gpu(index: int) -> DeviceProperties:
-    """Returns the properties of GPU `index` in this machine, as Triton's driver and torch report them.
+    """Describes GPU `index` of this machine, as Triton's driver and torch report it.
 
     `max_programs` is that of the example GPU with the same compute capability. If there is none, it is the smallest one
     of the same major version: with too large a value, a cooperative launch could hang.

@@ -16,7 +16,7 @@ from tridal_cuda.resources import max_registers_for
 
 
 def fit_column_reads(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` for narrow, wide and unaligned rows of such a kernel; None for other problems."""
+    """Fits narrow, wide and unaligned rows of such a kernel. None stands for other problems."""
     applies = problem.column_reads and problem.statistics and problem.writes and not problem.column_writes
     if not applies or problem.layout != "row" or not problem.can_exchange:
         return None
@@ -30,7 +30,7 @@ def fit_column_reads(problem: GpuProblem) -> Fit | None:
 
 
 def _unaligned(problem: GpuProblem) -> KernelConfig | None:
-    """Returns the configuration for peeled rows of one tile; None for narrow rows, of which a tile has several."""
+    """Configures peeled rows of one tile, but not narrow rows, of which a tile has several."""
     cols = problem.tile_cols
     if not tuning.NARROW_TILE_ELEMENTS * (2 if problem.few_slots else 1) <= cols <= tuning.WIDE_ROW_COLS:
         return None
@@ -39,7 +39,7 @@ def _unaligned(problem: GpuProblem) -> KernelConfig | None:
 
 
 def _aligned(problem: GpuProblem) -> KernelConfig | None:
-    """Returns the configuration for rows of up to `COLUMN_READS_NARROW_COLS` columns or with wide tiles."""
+    """Configures rows of up to `COLUMN_READS_NARROW_COLS` columns, or with wide tiles."""
     cols, row_bytes = problem.tile_cols, problem.tile_cols * problem.bytes_read
     if cols <= tuning.COLUMN_READS_NARROW_COLS and problem.itemsize == 2 and not _loads_little(problem):
         rows = next_power_of_2(problem.inner, 2 * tuning.NARROW_TILE_ELEMENTS // cols)
@@ -62,7 +62,7 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
 
 
 def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
-    """Returns a configuration with `reload`, and with as many programs as have their tiles in the L1 cache.
+    """Adds `reload`, and as many programs as have their tiles in the L1 cache.
 
     Narrow rows have so many threads that no more programs are resident than that, and no thread without elements. Other
     tiles have fewer threads, and a register limit. It also makes the compiler use more registers than it needs, which

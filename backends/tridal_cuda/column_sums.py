@@ -11,7 +11,7 @@ from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 
 
 def fit_column_sums(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` for a kernel with `column_writes`; None for other kernels, layouts and dtypes.
+    """Fits a kernel with `column_writes`. None stands for other kernels, layouts and dtypes.
 
     Programs loop over tiles, because each keeps sums in registers: those of its own block of columns if a row is wider
     than a tile. Registers that hold sums cannot hold further tiles. So loads have a software pipeline, or tiles are

@@ -15,7 +15,7 @@ from tridal_cuda.resources import max_registers_for
 
 
 def fit_cooperative(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` in which all programs of a row are resident at the same time, or None if there is none.
+    """Looks for a `Fit` in which all programs of a row are resident at the same time.
 
     The schedule of the result is `whole_row` if a whole row fits in one block.
     """
@@ -28,7 +28,7 @@ def fit_cooperative(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_one_shot(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` for few rows, in which each program computes one block of one row and then ends.
+    """Fits few rows: each program computes one block of one row, and then ends.
 
     Returns None if a row has one block or too many blocks, or if the programs cannot all be resident.
     """
@@ -50,7 +50,7 @@ def _fit_one_shot(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_resident(config: KernelConfig, elements_per_thread: int, min_programs: int, problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` with an occupancy of at least `min_programs`, by a register limit if necessary, or None."""
+    """Looks for a `Fit` with an occupancy of at least `min_programs`, by a register limit if necessary."""
     registers = tuning.ONE_SHOT_RELOAD_REGISTERS if config.reload else None
     config = replace(config, num_warps=warps_for(config.cols, elements_per_thread), max_registers=registers)
     limit = max_registers_for(min_programs, config, problem.device)
@@ -63,7 +63,7 @@ def _fit_resident(config: KernelConfig, elements_per_thread: int, min_programs: 
 
 
 def _fit_row_reload(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` with `reload` for many wide rows of one 16-bit tensor; None for other problems.
+    """Fits many wide rows of one 16-bit tensor with `reload`. None stands for other problems.
 
     Rejects blocks with much padding. Rejects problems that read two tensors, because fewer blocks fit in the L1 cache.
     """
@@ -85,7 +85,7 @@ def _fit_row_reload(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_blocks(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` with the narrowest blocks for which all programs of a row are resident, or None."""
+    """Looks for the narrowest blocks for which all programs of a row are resident."""
     reload = problem.layout == "inner" and problem.reloads_inner_rows
     tile = _smallest_inner_tile_with_reload(problem) if reload else _smallest_tile(problem)
     if tile is None:
@@ -105,7 +105,7 @@ def _fit_blocks(problem: GpuProblem) -> Fit | None:
 
 
 def _smallest_tile(problem: GpuProblem) -> tuple[int, int] | None:
-    """Returns the rows and columns of the smallest tile to try; None if even this tile is too large for one program."""
+    """The rows and columns of the smallest tile to try, or None if even this tile is too large for one program."""
     if problem.layout == "inner":
         rows = next_power_of_2(problem.inner, tuning.INNER_ROWS)
         cols = max(tuning.MAX_BLOCK_COLS // rows, next_power_of_2(cdiv(problem.cols, tuning.INNER_BLOCKS_PER_ROW)))
@@ -133,7 +133,7 @@ def _smallest_inner_tile_with_reload(problem: GpuProblem) -> tuple[int, int] | N
 
 
 def _block_config(rows: int, cols: int, reload: bool, problem: GpuProblem) -> KernelConfig:
-    """Returns the configuration for blocks of `cols` columns. If a row has one block, the schedule is "whole_row"."""
+    """Configures blocks of `cols` columns. If a row has one block, the schedule is "whole_row"."""
     blocks = cdiv(problem.cols, cols)
     schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"
     config = KernelConfig(schedule, rows, cols, programs_per_row=blocks)
@@ -147,7 +147,7 @@ def _block_config(rows: int, cols: int, reload: bool, problem: GpuProblem) -> Ke
 
 
 def _fit_pipelined(config: KernelConfig, limited: Fit) -> Fit | None:
-    """Returns a `Fit` with a software pipeline, which loads the next tiles while programs wait for each other.
+    """Adds a software pipeline, which loads the next tiles while programs wait for each other.
 
     `limited` is the `Fit` without a pipeline. Returns None if it has enough bytes in flight or a pipeline adds too few.
     """

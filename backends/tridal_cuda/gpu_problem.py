@@ -12,7 +12,7 @@ from tridal_cuda.resources import max_registers_for, occupancy
 
 
 def warps_for(elements: int, elements_per_thread: int) -> int:
-    """Returns the number of warps for `elements` elements, rounded down to a power of two from 1 to 32."""
+    """A power of two from 1 to 32, which is rounded down."""
     return 1 << max(1, min(32, elements // (32 * elements_per_thread))).bit_length() - 1
 
 
@@ -74,7 +74,7 @@ class GpuProblem(DeviceProblem):
         return self.has_large_l1 and self.aligned and self.itemsize == 2 and enough
 
     def with_reload(self, config: KernelConfig) -> KernelConfig:
-        """Returns `config` with `reload` and with the number of warps that suits it."""
+        """Adds `reload`, and the number of warps that suits it."""
         narrow = self.layout == "row" and config.cols <= tuning.RELOAD_TILE_ELEMENTS
         elements_per_thread = tuning.RELOAD_ELEMENTS_PER_THREAD // (2 if narrow or self.reads_several else 1)
         return replace(config, num_warps=warps_for(config.rows * config.cols, elements_per_thread), reload=True)
@@ -100,7 +100,7 @@ class GpuProblem(DeviceProblem):
         return self.tiles(config.rows) * config.programs_per_row > MAX_PROGRAMS
 
     def halve_elements_per_thread(self, config: KernelConfig) -> KernelConfig | None:
-        """Returns `config` with twice the warps if a thread can then still have `MAX_REGISTERS`, else with half a tile.
+        """Doubles the warps if a thread can then still have `MAX_REGISTERS`, and halves the tile otherwise.
 
         Returns None if the tile cannot be halved: it holds one whole row, or its rows would have too many programs.
         """
@@ -118,7 +118,7 @@ class GpuProblem(DeviceProblem):
         return replace(config, rows=config.rows // 2) if config.rows > 1 else None
 
     def with_resident_row(self, config: KernelConfig) -> KernelConfig:
-        """Returns `config` with a register limit with which all programs of a row are resident, if one is needed."""
+        """Adds a register limit with which all programs of a row are resident, if one is needed."""
         needed = cdiv(config.programs_per_row, self.device.cores)
         limit = max_registers_for(needed, config, self.device)
         enough = not self.statistics or needed == 1 or limit >= (config.max_registers or tuning.MAX_REGISTERS)

@@ -29,7 +29,7 @@ _FITS = (fit_column_sums, fit_single_pass, fit_column_reads, fit_whole_row, fit_
 
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig | None = None) -> LaunchPlan:
-    """Returns a plan with `config`, or else with the first configuration that is suitable.
+    """Plans with `config`, or else with the first configuration that is suitable.
 
     Kernels that sum over rows, that read numbers per column, or whose programs exchange nothing have their own. For all
     others, the order of the schedules is `whole_row`, `cooperative`, `column_loop`.
@@ -55,7 +55,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
 
 
 def _count_programs(fitted: Fit) -> tuple[int | None, str]:
-    """Returns the `programs` of the plan, and the explanation for its `reason`."""
+    """Gives the `programs` of the plan, and the explanation for its `reason`."""
     config, problem, per_row = fitted.config, fitted.problem, fitted.config.programs_per_row
     tiles = problem.tiles(config.rows)
     groups = min(tiles, fitted.resident // per_row)
@@ -80,7 +80,7 @@ def _count_programs(fitted: Fit) -> tuple[int | None, str]:
 
 
 def _fit_column_loop(problem: GpuProblem) -> Fit:
-    """Returns a `Fit` for `column_loop`: tiles with a quarter of `max_elements`, and as many stages as fit."""
+    """Fits `column_loop`: tiles with a quarter of `max_elements`, and as many stages as fit."""
     inner = problem.layout == "inner"
     rows = next_power_of_2(problem.inner, tuning.INNER_ROWS // 2) if inner else 1
     elements = problem.max_elements // 4

@@ -13,7 +13,7 @@ _FEW = 16
 
 
 def estimate(problem: GpuProblem, config: KernelConfig) -> Estimate:
-    """Returns the estimate for a configuration."""
+    """Estimates the registers and spills of a configuration, which only the compiler knows."""
     terms = _terms_of_reload(problem, config) if config.reload else _terms(problem, config)
     needed = max(_FEW, sum(count * weight for count, weight, _ in terms))
     used = max(needed, sum(count * weight for count, _, weight in terms))
@@ -31,7 +31,7 @@ def estimate(problem: GpuProblem, config: KernelConfig) -> Estimate:
 
 
 def _terms(problem: GpuProblem, config: KernelConfig) -> list[tuple[float, float, float]]:
-    """Returns the terms of a kernel that keeps elements in registers between passes."""
+    """Terms of a kernel that keeps elements in registers between passes."""
     elements, inner = _elements_per_thread(problem, config), problem.layout == "inner"
     unaligned = not (problem.aligned or config.peel or problem.layout == "strided")
     loop, stages = config.schedule == "column_loop", config.num_stages
@@ -60,7 +60,7 @@ def _terms(problem: GpuProblem, config: KernelConfig) -> list[tuple[float, float
 
 
 def _terms_of_reload(problem: GpuProblem, config: KernelConfig) -> list[tuple[float, float, float]]:
-    """Returns the terms of a kernel with `reload`, whose registers hold loaded elements in their own dtype."""
+    """Terms of a kernel with `reload`, whose registers hold loaded elements in their own dtype."""
     elements, inner = _elements_per_thread(problem, config), problem.layout == "inner"
     return [
         (1, -1.66, -0.02),
@@ -79,7 +79,7 @@ def _terms_of_reload(problem: GpuProblem, config: KernelConfig) -> list[tuple[fl
 
 
 def _elements_per_thread(problem: GpuProblem, config: KernelConfig) -> float:
-    """Returns the elements of a tile that a thread has, in 32-bit registers."""
+    """Counts the elements of a tile that a thread has, in 32-bit registers."""
     threads = (problem.device.warp_size or 32) * config.num_warps
     return max(1, int(config.rows * config.cols) / threads) * problem.accumulator / 4
 

@@ -16,7 +16,7 @@ _RESERVED_SHARED_MEMORY = 1024  # bytes that the driver reserves for each progra
 
 
 def read_resources(cubin: bytes, shared_memory: int) -> Resources:
-    """Returns the registers and spills that the section ".nv.info" of a cubin states, and the given `shared_memory`.
+    """Reads the registers and spills that the section ".nv.info" of a cubin states.
 
     cuobjdump prints the same numbers, but its process takes 2 to 7 ms.
 
@@ -33,7 +33,7 @@ def read_resources(cubin: bytes, shared_memory: int) -> Resources:
 
 
 def _section(cubin: bytes, name: bytes) -> bytes:
-    """Returns the content of a section of an ELF file of 64 bits."""
+    """Finds the content of a section of an ELF file of 64 bits."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, index_of_names = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<I20xQQ", cubin, table + number * size) for number in range(count)]
@@ -55,7 +55,7 @@ def _attributes(info: bytes) -> Iterator[tuple[int, int]]:
 
 
 def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
-    """Returns the number of programs that one multiprocessor can hold, and the calculation as text.
+    """Counts the programs that one multiprocessor can hold, and shows the calculation as text.
 
     It is the smallest of the limits by registers, shared memory, threads and programs, as in Triton's tutorials.
     A property of the device that is not known sets no limit. If none is known, the result is 1.
@@ -86,7 +86,7 @@ def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperti
 
 
 def max_registers_for(programs: int, config: KernelConfig, device: DeviceProperties) -> int:
-    """Returns the most registers per thread with which a multiprocessor can hold `programs` programs, or 0."""
+    """The most registers per thread with which a multiprocessor can hold `programs` programs, or 0."""
     warps_per_quarter = -(-programs * config.num_warps // _QUARTERS)
     registers = (device.registers or 0) // _QUARTERS // ((device.warp_size or 32) * warps_per_quarter)
     return registers // REGISTER_UNIT * REGISTER_UNIT

@@ -13,7 +13,7 @@ from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 
 
 def fit_single_pass(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` for such a kernel; None for other kernels, and for narrow peeled rows without statistics."""
+    """Fits such a kernel. None stands for other kernels, and for narrow peeled rows without statistics."""
     if problem.column_writes:
         return None
     if problem.layout == "inner":
@@ -24,7 +24,7 @@ def fit_single_pass(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_few_inner_rows(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` for few inner-dim rows whose numbers need one pass; None for other problems.
+    """Fits few inner-dim rows whose numbers need one pass. None stands for other problems.
 
     A tile has the rows of one sector of a cache line, so that there are as many programs as possible.
     """
@@ -39,7 +39,7 @@ def _fit_few_inner_rows(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_elements(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` with a program for each block of a row, or for each tile of several narrow rows.
+    """Gives each block of a row, or each tile of several narrow rows, a program.
 
     Returns None for more blocks than a row may have, and for narrow peeled rows.
     """
@@ -55,7 +55,7 @@ def _fit_elements(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_numbers(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` for a kernel that writes only numbers per row; None for a medium width and for few rows."""
+    """Fits a kernel that writes only numbers per row, unless rows have a medium width or are few."""
     rows = tuning.NUMBERS_TILE_BYTES // (problem.tile_cols * problem.bytes_read)
     if rows > 1 and not problem.peel and problem.rows >= tuning.MIN_WAVES * problem.device.cores * rows:
         rows = next_power_of_2(problem.inner, rows)

@@ -12,7 +12,7 @@ from tridal_cuda.resources import max_registers_for
 
 
 def fit_whole_row(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` of whole rows; None if rows are too wide, or if `cooperative` keeps more bytes in flight."""
+    """Fits whole rows. None: rows are too wide, or `cooperative` keeps more bytes in flight."""
     config = _inner_tile(problem) if problem.layout == "inner" else _row_tile(problem)
     if config is None:
         return None
@@ -32,7 +32,7 @@ def fit_whole_row(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_reload(config: KernelConfig, problem: GpuProblem) -> Fit:
-    """Returns a `Fit` with `reload`. Its programs fill half of the L1 cache, or less if the kernel would spill.
+    """Fits with `reload`. The programs fill half of the L1 cache, or less if the kernel would spill.
 
     More programs would evict each other's rows from the cache. A register limit also makes the compiler load earlier.
     """
@@ -51,7 +51,7 @@ def _fit_reload(config: KernelConfig, problem: GpuProblem) -> Fit:
 
 
 def _row_tile(problem: GpuProblem) -> KernelConfig | None:
-    """Returns the configuration for the layouts "row" and "strided"; None if a row is too wide for one tile."""
+    """Configures the layouts "row" and "strided", unless a row is too wide for one tile."""
     cols, peel, several = problem.tile_cols, problem.peel, problem.reads_several
     one_16_bit = problem.itemsize == 2 and not several
     full = problem.itemsize == 2 or several or peel or cols < (problem.device.warp_size or 32)
@@ -95,7 +95,7 @@ def _uses_reload(problem: GpuProblem) -> bool:
 
 
 def _inner_tile(problem: GpuProblem) -> KernelConfig | None:
-    """Returns the configuration for the layout "inner"; None if a row is too long for one tile."""
+    """Configures the layout "inner", unless a row is too long for one tile."""
     cols, several = problem.tile_cols, problem.reads_several
     if cols >= tuning.MIN_RELOAD_INNER_COLS and problem.reloads_inner_rows:
         return _inner_tile_with_reload(problem)
@@ -112,7 +112,7 @@ def _inner_tile(problem: GpuProblem) -> KernelConfig | None:
 
 
 def _inner_tile_with_reload(problem: GpuProblem) -> KernelConfig | None:
-    """Returns the configuration for inner-dim rows with `reload`; None if a tile is too large.
+    """Configures inner-dim rows with `reload`, unless a tile is too large.
 
     The rows of a tile fill a cache line. A tile with half as many rows wastes half of the cache. It is used only if two
     tensors are read, which takes two passes instead of three, and if the larger tile has more than `max_full_lines`

@@ -52,7 +52,7 @@ class Interpreter(BackendBase):
     }
 
     def unavailable(self) -> str | None:
-        """Returns which packages are missing or do not work together, or None."""
+        """Names the packages that are missing or do not work together."""
         missing = [name for name in ("triton", "numpy") if importlib.util.find_spec(name) is None]
         if missing:
             return f"not installed: {', '.join(missing)}"
@@ -65,7 +65,7 @@ class Interpreter(BackendBase):
         return None
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the launch plan of a problem. Does not use `probe`, because nothing is compiled."""
+        """Plans a few large tiles. Nothing is compiled, so `probe` is not used."""
         return _plan(problem, options["num_programs"], options.get(KERNEL_CONFIG))
 
 
@@ -85,7 +85,7 @@ def _plan(problem: Problem, most_programs: int, config: KernelConfig | None = No
 
 
 def _triton_version() -> str | None:
-    """Returns the version of Triton without importing it. Several distributions provide it under different names."""
+    """Finds the version of Triton without importing it. Several distributions provide it under different names."""
     spec = importlib.util.find_spec("triton")
     source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text()
     found = re.search(r"""^__version__ = ['"](\d+\.\d+[^'"]*)""", source, re.MULTILINE)
@@ -93,7 +93,6 @@ def _triton_version() -> str | None:
 
 
 def _minor(version: str) -> tuple[int, ...]:
-    """Returns (major, minor)."""
     return tuple(map(int, version.split(".")[:2]))
 
 

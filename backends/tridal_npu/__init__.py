@@ -36,7 +36,7 @@ class Npu(TorchBackend):
     devices = ARCHITECTURES
 
     def unavailable(self) -> str | None:
-        """Returns the reason why NPUs cannot be used on this machine, or None if they can."""
+        """Says why NPUs cannot be used on this machine. None stands for a machine where they can."""
         if importlib.util.find_spec("torch_npu") is None:
             return "torch_npu is not installed"
         try:
@@ -62,12 +62,12 @@ class Npu(TorchBackend):
         return None
 
     def properties(self, index: int) -> DeviceProperties:
-        """Returns the properties of NPU `index`. torch_npu reports all except the size of the unified buffer."""
+        """Describes NPU `index`. torch_npu reports all but the size of the unified buffer."""
         npu = self.module().get_device_properties(index)
         return npu_properties(npu.name.lower(), npu.name, npu.vector_core_num, npu.total_memory, npu.L2_cache_size)
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the launch plan of a problem. Does not use `probe`, because it needs no compiled kernel."""
+        """Plans a problem. It needs no compiled kernel, so `probe` is not used."""
         return plan(problem, device, options["num_programs"], options.get(KERNEL_CONFIG))
 
 

@@ -17,12 +17,12 @@ SMALLEST_UNIFIED_BUFFER = 192 * _KIB
 
 
 def unified_buffer_of(name: str) -> int:
-    """Returns the bytes of a vector core's unified buffer. `name` is the driver's name, for example "Ascend910B2C"."""
+    """Looks up the bytes of a vector core's unified buffer by the driver's name, for example "Ascend910B2C"."""
     return 248 * _KIB if name.startswith(("Ascend910_95", "Ascend950")) else SMALLEST_UNIFIED_BUFFER
 
 
 def npu_properties(arch: str, name: str, cores: int, memory: int, l2_cache: int = 192 * _MIB) -> DeviceProperties:
-    """Returns the properties of an NPU with `cores` vector cores. `name` is the driver's name. Sizes are in bytes."""
+    """Describes an NPU with `cores` vector cores. `name` is the driver's name. Sizes are in bytes."""
     target, unified_buffer = ("npu", name, 0), unified_buffer_of(name)
     return DeviceProperties(
         name, arch, cores, "vector core", target, shared_memory=unified_buffer, l2_cache=l2_cache, memory=memory,

@@ -55,14 +55,14 @@ def plan(
 
 
 def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> KernelConfig:
-    """Returns a `whole_row` configuration if a row fits in a tile, else a `column_loop` configuration."""
+    """Chooses `whole_row` if a row fits in a tile, and else `column_loop`."""
 
     def max_tile(schedule: Schedule, rows: int) -> int:
-        """Returns the number of elements of the largest double-buffered tile."""
+        """The most elements of a double-buffered tile."""
         return limit(problem, schedule, rows, unified_buffer).max_double_buffered
 
     def tile_rows(most: int) -> int:
-        """Returns the number of rows per tile, at most `most`. It is limited, so that each program gets a tile."""
+        """Chooses at most `most` rows per tile, and so few that each program gets a tile."""
         return min(next_power_of_2(problem.inner, most), max(1, problem.rows // programs))
 
     narrowest = min(ITEMSIZE[dtype] for dtype in problem.element_dtypes)
@@ -82,5 +82,5 @@ def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> Kern
 
 
 def _config(schedule: Schedule, rows: int, cols: int) -> KernelConfig:
-    """Returns a configuration with `rows` and `cols` rounded down to powers of two."""
+    """Rounds `rows` and `cols` down to powers of two."""
     return KernelConfig(schedule, 1 << (rows.bit_length() - 1), 1 << (cols.bit_length() - 1))

@@ -47,7 +47,7 @@ _TABLES: dict[tuple[Layout, Schedule], tuple[Limit, ...]] = {
 
 
 def limit(problem: Problem, schedule: Schedule, rows: int, unified_buffer: int) -> Limit:
-    """Returns the limits for tiles of `rows` rows. `unified_buffer` is the size in bytes."""
+    """Looks up the limits for tiles of `rows` rows. `unified_buffer` is the size in bytes."""
     one_row = problem.layout == "row" and schedule == "whole_row" and rows == 1
     table = _ONE_ROW if one_row else _TABLES[problem.layout, schedule]
     known = len(table)

@@ -27,7 +27,7 @@ class Rocm(TorchBackend):
     devices = ARCHITECTURES
 
     def unavailable(self) -> str | None:
-        """Returns the reason why ROCm cannot be used on this machine, or None if it can."""
+        """Says why ROCm cannot be used on this machine. None stands for a machine where it can."""
         import torch
 
         if torch.version.hip is None:
@@ -47,15 +47,15 @@ class Rocm(TorchBackend):
         return None
 
     def properties(self, index: int) -> DeviceProperties:
-        """Returns the properties of GPU `index`. Raises PlanError for an architecture without plans."""
+        """Describes GPU `index`. Raises PlanError for an architecture without plans."""
         return present_gpu(index)
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the launch plan of a problem. This backend has no options."""
+        """Plans a problem. This backend has no options."""
         return plan(problem, device, probe, options.get(KERNEL_CONFIG))
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Returns the resources of a compiled kernel. Registers and spills are read from its assembly."""
+        """Reads the registers and spills of a compiled kernel from its assembly."""
         return read_resources(asm["amdgcn"], shared_memory)
 
 

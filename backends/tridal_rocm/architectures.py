@@ -18,7 +18,7 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 def _cdna(arch: str, name: str, cores: int, lds: int, cache: int, memory: int, *aliases: str) -> DeviceProperties:
-    """Returns the properties of a GPU with waves of 64 threads: 8 waves per SIMD, 512 registers per lane of a SIMD.
+    """Waves have 64 threads. A SIMD has 8 waves, and 512 registers per lane.
 
     Sizes are in bytes. The accumulation registers are in the 512. `cache` is the last one before the memory.
     """
@@ -27,7 +27,7 @@ def _cdna(arch: str, name: str, cores: int, lds: int, cache: int, memory: int, *
 
 
 def _rdna(arch: str, name: str, cores: int, cache: int, memory: int, *aliases: str) -> DeviceProperties:
-    """Returns the properties of a GPU with waves of 32 threads: 16 waves per SIMD, 1,536 registers per lane of a SIMD.
+    """Waves have 32 threads. A SIMD has 16 waves, and 1,536 registers per lane.
 
     `cores` are workgroup processors, as in torch's `multi_processor_count`.
     """
@@ -49,7 +49,7 @@ ARCHITECTURES: Mapping[str, DeviceProperties] = {gpu.arch: gpu for gpu in _GPUS}
 
 @functools.cache
 def present_gpu(index: int) -> DeviceProperties:
-    """Returns the properties of GPU `index` in this machine: its name, cores and memory from torch, the rest by table.
+    """Describes GPU `index` of this machine. Name, cores and memory are from torch, and the rest is from the table.
 
     Raises:
         PlanError: the architecture is not in the table.

@@ -44,7 +44,7 @@ _EXP2_BIAS = 1e-9
 
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig | None = None) -> LaunchPlan:
-    """Returns a plan with `config`, or else with the first configuration that fits and does not spill.
+    """Plans with `config`, or else with the first configuration that fits and does not spill.
 
     Those of `whole_row` come before those of `column_loop`. If all configurations spill, it is the one with the fewest
     spilled bytes.
@@ -67,7 +67,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
 
 
 def _estimate(problem: DeviceProblem, config: KernelConfig) -> Estimate:
-    """Returns an estimate by the elements of a thread. All registers of a SIMD are shared by the waves of a program."""
+    """Estimates by the elements of a thread. All registers of a SIMD are shared by the waves of a program."""
     threads = (problem.device.warp_size or 64) * config.num_warps
     elements = max(1, int(config.rows * config.cols) // threads)
     registers = _FEW_REGISTERS + elements * problem.registers_per_element
@@ -82,7 +82,7 @@ def _fit(problem: DeviceProblem, config: KernelConfig) -> Compiled:
 
 
 def _count_programs(fitted: Compiled, tiles: int) -> tuple[int | None, str]:
-    """Returns the `programs` of the plan, and the explanation for its `reason`.
+    """Gives the `programs` of the plan, and the explanation for its `reason`.
 
     Programs that loop are as many as keep `_BYTES_IN_FLIGHT` in flight. More would write more partial sums. With
     `column_loop`, they are fewer if their rows would fill more than half of the cache, from which they are read again.
@@ -138,7 +138,7 @@ def _column_loops(problem: DeviceProblem) -> Iterator[KernelConfig]:
 
 
 def _inner_rows(problem: DeviceProblem) -> tuple[int, int]:
-    """Returns the fewest and the most inner-dim rows of a tile: half of a cache line, and a full line.
+    """The fewest inner-dim rows of a tile fill half of a cache line, and the most fill a full line.
 
     If there are fewer tiles of full lines than cores, the most are half of a line, too.
     """

@@ -20,7 +20,7 @@ _LDS_UNITS = 128  # the LDS is allocated in 128ths: 512 bytes of 64 KiB, 1,280 o
 
 
 def read_resources(amdgcn: str, shared_memory: int) -> Resources:
-    """Returns the resources that the metadata of AMD assembly gives, and the given `shared_memory`.
+    """Reads the registers and spills that the metadata of AMD assembly gives.
 
     The registers are the vector registers. With accumulation registers, `.vgpr_count` is the sum of both kinds. On
     CDNA, a kernel whose scalar registers limit it to 7 waves has at least the vector registers that do so. Spills are
@@ -39,7 +39,7 @@ def read_resources(amdgcn: str, shared_memory: int) -> Resources:
 
 
 def waves_per_simd(registers: int, device: DeviceProperties) -> tuple[int, str]:
-    """Returns the number of waves that the registers of a SIMD can hold, and the calculation as text."""
+    """Counts the waves that the registers of a SIMD can hold, and shows the calculation as text."""
     lanes = _SIMDS * (device.warp_size or 64)
     per_lane, most = (device.registers or 131_072) // lanes, (device.max_threads or 2048) // lanes
     allocated = round_up(max(1, registers), per_lane // _REGISTER_UNITS)
@@ -47,14 +47,14 @@ def waves_per_simd(registers: int, device: DeviceProperties) -> tuple[int, str]:
 
 
 def max_registers(config: KernelConfig, device: DeviceProperties) -> int:
-    """Returns the most registers of a thread with which a core can hold one program."""
+    """The most registers of a thread with which a core can hold one program."""
     waves = -(-config.num_warps // _SIMDS)
     per_lane = (device.registers or 131_072) // (_SIMDS * (device.warp_size or 64))
     return per_lane // waves if waves > 1 else min(per_lane, _MAX_REGISTERS)
 
 
 def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
-    """Returns the number of programs that one core can hold, and the calculation as text.
+    """Counts the programs that one core can hold, and shows the calculation as text.
 
     It is the smallest of the limits by waves per SIMD, LDS and programs. Waves per SIMD depend on registers.
     """

@@ -27,7 +27,7 @@ class Xpu(TorchBackend):
     devices = ARCHITECTURES
 
     def unavailable(self) -> str | None:
-        """Returns the reason why Intel GPUs cannot be used on this machine, or None if they can."""
+        """Says why Intel GPUs cannot be used on this machine. None stands for a machine where they can."""
         import torch
 
         if not getattr(torch._C, "_has_xpu", False):
@@ -47,15 +47,15 @@ class Xpu(TorchBackend):
         return None
 
     def properties(self, index: int) -> DeviceProperties:
-        """Returns the properties of GPU `index`. Raises PlanError for an architecture without plans."""
+        """Describes GPU `index`. Raises PlanError for an architecture without plans."""
         return present_gpu(index)
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the launch plan of a problem. Without Intel's Triton, no kernel is compiled for the plan."""
+        """Plans a problem. Without Intel's Triton, no kernel is compiled for the plan."""
         return plan(problem, device, probe if triton_has("intel") else None, options.get(KERNEL_CONFIG))
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Returns the resources of a compiled kernel, see `read_resources`."""
+        """Reads what the compiler reports of a kernel, see `read_resources`."""
         return read_resources(asm["spv"], shared_memory)
 
 

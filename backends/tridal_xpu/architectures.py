@@ -24,7 +24,7 @@ def _xe(
     arch: str, name: str, cores: int, threads: int, slm: int, cache: int, memory: int, bandwidth: int, fp64: bool,
     *aliases: str,
 ) -> DeviceProperties:  # fmt: skip
-    """Returns the properties of a GPU with so many hardware threads per Xe-core. Sizes are in bytes."""
+    """Describes a GPU with so many hardware threads per Xe-core. Sizes are in bytes."""
     target = {
         "name": name, "sub_group_sizes": [16, 32], "max_work_group_size": 1024, "max_num_sub_groups": 64,
         "has_fp64": fp64, "has_bfloat16_conversions": True, "has_subgroup_matrix_multiply_accumulate": True,
@@ -54,7 +54,7 @@ _PRODUCTS = {"Data Center GPU Max": "pvc", "Data Center GPU Flex": "dg2", "Arc(T
 
 @functools.cache
 def present_gpu(index: int) -> DeviceProperties:
-    """Returns the properties of GPU `index` in this machine: those of torch, and its threads and registers by table.
+    """Describes GPU `index` of this machine. The table has its threads and registers, and torch has the rest.
 
     Raises:
         PlanError: the product is not in the table.

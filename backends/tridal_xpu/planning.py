@@ -40,7 +40,7 @@ _EXP2_BIAS = 1e-9  # above zero, so that kernels correct the rounding of exp2's 
 def plan(
     problem: Problem, device: DeviceProperties, probe: Probe | None, config: KernelConfig | None = None
 ) -> LaunchPlan:
-    """Returns a plan with `config`, or else with the first configuration that fits and spills little.
+    """Plans with `config`, or else with the first configuration that fits and spills little.
 
     `probe` is None if there is no compiler. The registers are then an estimate, which has no part in the plan.
 
@@ -87,14 +87,13 @@ class _Fitted(Compiled):
 
 
 def _estimate(problem: DeviceProblem, config: KernelConfig) -> Estimate:
-    """Returns an estimate by the elements of a work-item."""
     elements = max(1, config.rows * config.cols // ((problem.device.warp_size or 32) * config.num_warps))
     registers = _FEW_REGISTERS + elements * problem.registers_per_element
     return Estimate(registers, registers, registers_per_item(problem.device), 0)
 
 
 def _count_programs(fitted: Compiled, tiles: int) -> tuple[int | None, str]:
-    """Returns the `programs` of the plan, and the explanation for its `reason`.
+    """Gives the `programs` of the plan, and the explanation for its `reason`.
 
     Programs that loop are as many as keep `_BYTES_IN_FLIGHT` in flight. More would write more partial sums.
     """
@@ -138,7 +137,7 @@ def _column_loops(problem: DeviceProblem) -> Iterator[KernelConfig]:
 
 
 def _inner_rows(problem: DeviceProblem) -> tuple[int, int]:
-    """Returns the fewest and the most inner-dim rows of a tile, which fill one and two cache lines."""
+    """The fewest inner-dim rows of a tile fill one cache line, and the most fill two."""
     line = _CACHE_LINE // problem.itemsize
     few = problem.tiles(2 * line) < problem.device.cores
     return next_power_of_2(problem.inner, line), next_power_of_2(problem.inner, line if few else 2 * line)

@@ -20,7 +20,7 @@ _SLM_UNIT = 1024  # bytes in which the SLM is allocated
 
 
 def read_resources(binary: bytes, shared_memory: int) -> Resources:
-    """Returns the resources of a kernel. SPIR-V has no registers, so `registers` is then 0, and plans estimate them.
+    """Reads registers and spills. SPIR-V has no registers, so `registers` is then 0, and plans estimate them.
 
     Machine code (with TRITON_XPU_GEN_NATIVE_CODE=1) is made for "pvc" only, and has the registers of 64 bytes and the
     spilled bytes of a hardware thread. The results are those of a work-item.
@@ -32,12 +32,12 @@ def read_resources(binary: bytes, shared_memory: int) -> Resources:
 
 
 def registers_per_item(device: DeviceProperties) -> int:
-    """Returns the 32-bit registers of a work-item: 64 with registers of 64 bytes, and 32 with those of 32 bytes."""
+    """Counts 32-bit registers of a work-item: 64 with registers of 64 bytes, and 32 with those of 32 bytes."""
     return (device.registers or 131_072) // (device.max_threads or 2048)
 
 
 def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
-    """Returns the number of programs that one Xe-core can hold, and the calculation as text.
+    """Counts the programs that one Xe-core can hold, and shows the calculation as text.
 
     It is the smaller one of the limits by hardware threads and by SLM.
     """

@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 def timer(device: torch.device) -> Callable[[Call], Timing]:
-    """Returns a function that measures one call alone, see `timing.sampler`."""
+    """Makes a function that measures one call alone, see `timing.sampler`."""
     sample = timing.sampler(device)
     return lambda call: Timing.of([ms for _ in range(timing.ROUNDS) for ms in sample(call)])
 
@@ -76,7 +76,7 @@ def _compare(
     workload: Workload, directions: Sequence[str], providers: Sequence[Provider], entry: OpBenchmark,
     device: torch.device, sample: Callable[[Call], list[float]], limit: NoiseLimit, rounds: int, copies: bool = False,
 ) -> dict[tuple[str, str], Timing | str]:  # fmt: skip
-    """Returns the timing of each provider and direction, or the reason why it was skipped.
+    """Times each provider and direction. A provider that fails has the reason instead of a timing.
 
     First calls every function, which may compile it, and compares its results with those of the op's reference.
     """
@@ -108,7 +108,7 @@ def make_row(
     result: Timing | str,
     accelerated: bool = True,
 ) -> Row:
-    """Returns a measurement as plain data, with times in milliseconds and rates in GB/s of useful traffic.
+    """Makes plain data of a measurement, with times in milliseconds and rates in GB/s of useful traffic.
 
     `traffic` is the number of tensors of the input's size that a call reads or writes. `copy` is the timing of
     `y.copy_(x)` on contiguous tensors of the same shape, in the same rounds; None if it was skipped. For a skipped
@@ -140,7 +140,6 @@ def make_row(
 
 
 def _split(result: Timing | str) -> tuple[Timing | None, str | None]:
-    """Returns the timing of a result, and the reason why it has none."""
     return (None, result) if isinstance(result, str) else (result, None)
 
 
@@ -149,7 +148,7 @@ def _columns(unit: str, times: Timing | None) -> Row:
 
 
 def make_inputs(workload: Workload, entry: OpBenchmark, device: torch.device) -> Inputs:
-    """Returns random inputs of a workload."""
+    """Draws the inputs of a workload at random."""
     dtype, shape = getattr(torch, workload.dtype), workload.shape
     allocated = (*shape[:-1], workload.cols + 4) if workload.is_slice else shape
     x = torch.randn(allocated, device=device, dtype=dtype)
@@ -163,7 +162,7 @@ def _run(
     context: Callable[[], AbstractContextManager[Any]], direction: str, function: Function, inputs: Inputs,
     use: Callable[[Call], Any],
 ) -> Any:  # fmt: skip
-    """Returns use(call) for a call of the function or of its gradient, in the context of its provider."""
+    """Makes use(call), which calls the function or its gradient in the context of its provider."""
     with (
         torch.set_grad_enabled(direction != "forward"),
         # Run backward in this thread: waking torch's own thread can take longer than the cache flush.
@@ -174,7 +173,7 @@ def _run(
 
 
 def _make_call(direction: str, function: Function, inputs: Inputs) -> Call:
-    """Returns a call without arguments. Backward returns the gradients of the tensors that are differentiable."""
+    """Makes a call without arguments. Backward gives the gradients of the tensors that are differentiable."""
     if direction == "forward":
         return partial(function, *inputs.tensors)
     leaves = [x.detach().requires_grad_(own) for x, own in zip(inputs.tensors, inputs.differentiable, strict=True)]
@@ -188,7 +187,7 @@ def _make_call(direction: str, function: Function, inputs: Inputs) -> Call:
 
 
 def _exact_result(direction: str, dim: int, entry: OpBenchmark, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Returns the result in at least float32, by torch's function or, if torch has none, by the op's reference."""
+    """Computes in at least float32, by torch's function or, if torch has none, by the op's reference."""
     wide = inputs._replace(tensors=tuple(map(_widened, inputs.tensors)), grads=tuple(map(_widened, inputs.grads)))
     function = entry.functions["torch" if "torch" in entry.functions else "reference"](dim)
     with torch.set_grad_enabled(direction == "backward"):
@@ -204,7 +203,7 @@ def _as_tuple(result: Any) -> tuple[Tensor, ...]:
 
 
 def _function(provider: Provider, entry: OpBenchmark, workload: Workload) -> Function:
-    """Returns the provider's function for an op. Raises an error if the package is missing or has no such function."""
+    """Loads the provider's function for an op. A missing package or function is an error."""
     if provider.missing:
         raise ModuleNotFoundError(provider.missing)
     if provider.name not in entry.functions:

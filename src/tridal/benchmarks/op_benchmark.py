@@ -56,12 +56,12 @@ class OpBenchmark:
 
 
 def measured_ops() -> dict[str, Op]:
-    """Returns the ops that `tridal bench` measures, by name: those that declare how, and those with a derived call."""
+    """The ops that `tridal bench` measures, by name: those that declare how, and those with a derived call."""
     return {name: op for name, op in table.ops().items() if op.benchmark is not None or "dim" in op.signature.names}
 
 
 def benchmark_of(name: str) -> OpBenchmark:
-    """Returns the benchmark of an op, completed from the op's declaration.
+    """Completes the benchmark of an op from its declaration.
 
     Raises:
         PlanError: the op is unknown, or `tridal bench` does not measure it.
@@ -96,7 +96,7 @@ def _load(op: Op) -> OpBenchmark:
 
 
 def _traffic(op: Op, tensors: tuple[Argument, ...]) -> tuple[dict[str, int], int]:
-    """Returns the useful traffic by direction, and how many results of the call have a gradient."""
+    """Counts the useful traffic by direction, and the results of the call that have a gradient."""
     given = {argument.name: argument.role for argument in tensors}
     results = [result for result in op.results if result.needs is None or result.needs in given]
     known = {**given, **{result.name: result.role for result in results}}
@@ -112,7 +112,7 @@ def _traffic(op: Op, tensors: tuple[Argument, ...]) -> tuple[dict[str, int], int
 
 
 def _derived(op: Op, tensors: tuple[Argument, ...]) -> dict[str, MakeFunction]:
-    """Returns the implementations that follow from the declaration of an op along `dim`."""
+    """Derives implementations from the declaration of an op along `dim`."""
     names = [argument.name for argument in tensors]
     numbers = [argument.default for argument in op.arguments if argument.type != "Tensor"]
 
@@ -139,13 +139,13 @@ def _derived(op: Op, tensors: tuple[Argument, ...]) -> dict[str, MakeFunction]:
 
 
 def _compiled(function: Function) -> Function:
-    """Returns the function, compiled by torch for each shape."""
+    """Lets torch compile a function for each shape."""
     torch.compiler.reset()  # compile every shape again; otherwise dynamo's recompile limit makes later shapes eager
     return torch.compile(lambda *arguments: function(*arguments), dynamic=False)
 
 
 def of_last_dim(make: Callable[[], Function]) -> MakeFunction:
-    """Returns the functions of an implementation that supports only the last dim. `make` may import a library.
+    """Refuses other dims than the last one for an implementation. `make` may import a library.
 
     Example:
         >>> from tridal.benchmarks.op_benchmark import of_last_dim
@@ -163,7 +163,7 @@ def of_last_dim(make: Callable[[], Function]) -> MakeFunction:
 
 
 def random_tensor(argument: Argument, x: Tensor, dim: int) -> Tensor:
-    """Returns a random tensor with a role for a call whose first tensor is x, in x's dtype. An index is int64."""
+    """Draws a tensor with a role for a call whose first tensor is x, in x's dtype. An index is int64."""
     if argument.role == "element":
         return torch.randn(x.shape, device=x.device, dtype=x.dtype)
     shape = [*x.shape]

@@ -68,31 +68,31 @@ _RC = {
 
 
 def style() -> AbstractContextManager[None]:
-    """Returns a context in which matplotlib draws and saves pictures in this style."""
+    """Lets matplotlib draw and save pictures in this style, in a context."""
     from matplotlib import rc_context
 
     return rc_context(_RC)
 
 
 def title_of(provider: str) -> str:
-    """Returns the name of a provider as its users know it."""
+    """Names a provider as its users know it."""
     return "PyTorch" if provider == "torch" else provider
 
 
 def look_of(provider: str) -> Look:
-    """Returns the colors and the marker of a provider."""
+    """Looks up the colors and the marker of a provider."""
     return _LOOKS.get(provider, _OTHER)
 
 
 def emphasis(provider: str) -> dict[str, Any]:
-    """Returns the properties of a text with a provider's name or value. Those of tridal are bold."""
+    """Makes a text bold if it has the name of tridal, or a value of it."""
     return {"color": look_of(provider).light, "fontweight": "bold" if provider == OURS else "normal"}
 
 
 def make_figure(
     title: str, subtitle: str, caption: str, heights: Sequence[float], columns: int = 1, key: Sequence[str] = ()
 ) -> tuple[Figure, list[Any]]:
-    """Returns a figure with rows of panels of these heights in inches, and its panels row by row.
+    """Makes a figure with rows of panels of these heights in inches. The panels are given row by row.
 
     `key` are the providers whose markers are explained below the subtitle.
     """
@@ -132,7 +132,7 @@ def save_png(figure: Figure, folder: Path, name: str) -> Path:
 
 
 def svg_texts(figure: Figure) -> tuple[str, str]:
-    """Returns a picture as SVG for a light page, and for a dark page with a transparent background.
+    """Prints a picture as SVG for a light page, and for a dark page with a transparent background.
 
     The texts depend only on the figure and on the version of matplotlib.
     """

@@ -100,7 +100,7 @@ def _draw_by_shape(title: str, rows: Rows, column: str, document: Mapping[str, A
 def _make_figure(
     title: str, place: str, heights: Sequence[float], rows: Rows, column: str, document: Mapping[str, Any]
 ) -> tuple[Figure, list[Any]]:
-    """Returns a figure and its panels. The y axes of all panels fit all rows.
+    """The y axes of all panels fit all rows.
 
     They are logarithmic if rates differ too much, as in the interpreter.
     """
@@ -156,7 +156,7 @@ def _plot_lines(axis: Any, points: Sequence[tuple[float, Row]], column: str) -> 
 
 
 def _compact(number: int) -> str:
-    """Returns a number as text, multiples of 1024 and of 1024 * 1024 as "1k" and "1M"."""
+    """Shortens multiples of 1024 and of 1024 * 1024 to "1k" and "1M"."""
     for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
         if number >= unit and number % unit == 0:
             return f"{number // unit}{letter}"
@@ -164,7 +164,7 @@ def _compact(number: int) -> str:
 
 
 def _shape_label(shape: str) -> str:
-    """Returns the label of a workload in two lines, with compact numbers and without its dimension."""
+    """Labels a workload in two lines, with compact numbers and without its dimension."""
     sizes, _, rest = shape.partition(" ")
     first, *others = (_compact(int(size)) for size in sizes.split("x"))
     times = "\N{MULTIPLICATION SIGN}"
@@ -172,7 +172,7 @@ def _shape_label(shape: str) -> str:
 
 
 def _summarize(rows: Rows, column: str) -> str:
-    """Returns the geometric mean of each provider's values, and the range of tridal's, as text for a description."""
+    """Describes the geometric mean of each provider's values, and the range of tridal's."""
     parts, total = [], len(distinct(rows, "shape"))
     for name in [*providers(rows, skipped=False), COPY]:
         if not (found := values_of(rows, column, provider=name)):

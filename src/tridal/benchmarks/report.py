@@ -24,19 +24,19 @@ Table: TypeAlias = tuple[list[str], list[list[str]]]
 
 
 def providers(rows: Rows, skipped: bool = True) -> list[str]:
-    """Returns the provider names except "copy". `skipped` appends the providers that have no measurement."""
+    """Lists the providers except "copy". `skipped` appends those that have no measurement."""
     measured = {row["provider"] for row in rows if row["ms"]}
     names = [name for name in distinct(rows, "provider") if name != COPY and (skipped or name in measured)]
     return sorted(names, key=lambda name: name not in measured)
 
 
 def has_shares(rows: Rows) -> bool:
-    """Returns whether the rows have shares of copy. Those of a CPU have none."""
+    """Tells whether the rows have shares of copy. Those of a CPU have none."""
     return any(row["share_of_copy"] for row in rows)
 
 
 def values(rows: Rows, column: str = "share_of_copy", **wanted: Any) -> list[float]:
-    """Returns the values of a column of the rows with the wanted values, without skipped ones and impossible shares."""
+    """Collects a column of the rows with the wanted values, without skipped ones and impossible shares."""
     found = [row[column] for row in select(rows, **wanted)]
     return [value for value in found if value and (column != "share_of_copy" or value <= MAX_SHARE)]
 
@@ -55,7 +55,7 @@ def comparisons(rows: Rows) -> Iterator[tuple[Row, Row | None]]:
 
 
 def is_slower(row: Row, peer: Row | None) -> bool:
-    """Returns whether a measurement takes longer than another one, by more than what counts as equal."""
+    """Compares two times. A difference of less than the noise counts as equal."""
     return peer is not None and bool(row["ms"] > peer["ms"] * (1 + EQUAL))
 
 
@@ -86,14 +86,14 @@ def blocks(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
 
 
 def shape_table(rows: Rows, names: Sequence[str], column: str) -> Table:
-    """Returns a line per shape with a column's value for each named provider, or "-" if it was skipped."""
+    """Has a line per shape with a column's value for each named provider, or "-" if it was skipped."""
     cells = {(row["shape"], row["provider"]): _cell(row, column) for row in rows}
     lines = [[shape, *[cells.get((shape, name), "-") for name in names]] for shape in distinct(rows, "shape")]
     return ["shape", *names], lines
 
 
 def class_table(rows: Rows, names: Sequence[str]) -> Table:
-    """Returns a line per shape class, dtype and direction with each named provider's mean share of copy or rate."""
+    """Has a line per shape class, dtype and direction with each named provider's mean share of copy or rate."""
     column, lines = "share_of_copy" if has_shares(rows) else "gbps", []
     for _, block in blocks(rows):
         cells = []
@@ -104,12 +104,12 @@ def class_table(rows: Rows, names: Sequence[str]) -> Table:
 
 
 def geometric_mean(found: Sequence[float]) -> float | None:
-    """Returns the geometric mean of values, or None if there are none."""
+    """None stands for the mean of no values."""
     return statistics.geometric_mean(found) if found else None
 
 
 def host_table(rows: Rows) -> Table:
-    """Returns a line per provider with the host times without and with gradient."""
+    """Has a line per provider with the host times without and with gradient."""
     cells = {(row["provider"], row["grad"]): _cell(row, "us") for row in rows}
     lines = [[name, *[cells.get((name, grad), "-") for grad in (False, True)]] for name in distinct(rows, "provider")]
     return ["provider", "no grad", "grad"], lines
@@ -129,7 +129,7 @@ def _mark(rows: Rows, column: str) -> str:
 
 
 def quantiles(row: Row, column: str) -> tuple[float, float]:
-    """Returns the 20% and 80% quantile of a time, or of the rate or share that follows from it."""
+    """The 20% and 80% quantile of a time, or of the rate or share that follows from it."""
     if column in ("ms", "us"):
         return row[f"{column}_20"], row[f"{column}_80"]
     return row[column] * row["ms"] / row["ms_80"], row[column] * row["ms"] / row["ms_20"]
@@ -143,7 +143,7 @@ def number(value: float | None, column: str) -> str:
 
 
 def skip_reasons(rows: Rows) -> list[tuple[str, str, int]]:
-    """Returns (provider, reason, number of workloads) for the skipped measurements."""
+    """Counts the skipped measurements: (provider, reason, number of workloads)."""
     reasons = Counter((row["provider"], row["skipped"]) for row in rows if row["skipped"])
     return [(name, why, count) for (name, why), count in reasons.items()]
 
@@ -159,7 +159,7 @@ def describe_conditions(machine: Mapping[str, Any]) -> str:
 
 
 def is_cpu(machine: Mapping[str, Any]) -> bool:
-    """Returns whether a run measured a CPU."""
+    """Tells whether a run measured a CPU."""
     return bool(machine["device"].partition(":")[0] == HOST)
 
 
@@ -203,7 +203,7 @@ def markdown(document: Mapping[str, Any], pictures: Mapping[Path, str]) -> str:
 
 
 def as_lines(table: Table) -> list[str]:
-    """Returns a table as lines of Markdown."""
+    """Writes a table in Markdown."""
     headings, lines = table
     rule = ["---", *["---:"] * (len(headings) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (headings, rule, *lines)]

@@ -48,7 +48,7 @@ class ResultsError(TridalError, ValueError):
 def document(
     device: torch.device, backend: Backend | None, providers: Sequence[Provider], op: str, entry: OpBenchmark
 ) -> dict[str, Any]:
-    """Returns the content of results.json before the first measurement: the op, the machine and the providers."""
+    """Has the content of results.json before the first measurement: the op, the machine and the providers."""
     machine = {
         "device": str(device),
         "name": backend.properties(device.index or 0).name if backend else f"{platform.machine()} processor",
@@ -141,10 +141,10 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
-    """Returns the rows that have all of the given values."""
+    """Keeps the rows that have all of the given values."""
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
 def distinct(rows: Iterable[Row], key: str) -> list[Any]:
-    """Returns the distinct values of a column in order of first occurrence."""
+    """Lists the distinct values of a column in order of first occurrence."""
     return list(dict.fromkeys(row[key] for row in rows))

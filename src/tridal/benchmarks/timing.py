@@ -50,7 +50,7 @@ class NoiseLimit:
     absolute: float = 0.0
 
     def excess(self, timing: Timing) -> float:
-        """Returns the spread divided by the limit. The timing is noisy if the ratio is greater than 1."""
+        """The spread divided by the limit. A timing with a ratio above 1 is noisy."""
         return (timing.high - timing.low) / (self.relative * timing.median + self.absolute)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class NoiseLimit:
 
 
 def noise_limit(accelerated: bool) -> NoiseLimit:
-    """Returns the limit for an accelerator or for a CPU."""
+    """The times of a CPU may spread more than those of an accelerator."""
     return NoiseLimit(0.05 if accelerated else 0.25, absolute=1e-3)
 
 
@@ -99,7 +99,7 @@ def _measure_in_turn(samples: Mapping[_Key, Sample], rounds: int, failed: dict[_
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
-    """Returns (function(*arguments), None), or (None, message) if it raises an exception."""
+    """Calls a function. The pair has its result or the message of an exception, and None for the other."""
     try:
         return function(*arguments), None
     except Exception as error:
@@ -108,20 +108,20 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | N
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Returns whether the device has the type of torch's current accelerator."""
+    """Tells whether the device has the type of torch's current accelerator."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found is not None and found.type == device.type
 
 
 def current_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Returns a context in which an accelerator is the current device. For other devices, the context does nothing."""
+    """Makes an accelerator the current device in a context, which does nothing for other devices."""
     if device.index is None or not is_accelerator(device):
         return nullcontext()
     return torch.get_device_module(device.type).device(device.index)  # type: ignore[no-any-return]
 
 
 def sampler(device: torch.device) -> Callable[[Call], list[float]]:
-    """Returns a function that calls its argument during one round, and returns the times in milliseconds.
+    """Makes a function that calls its argument during one round and gives the times in milliseconds.
 
     On an accelerator, it flushes the L2 cache before each call. The times exclude waiting for the host.
     """
@@ -141,7 +141,7 @@ def _sample_on_accelerator(device: torch.device, call: Call) -> list[float]:
 
 
 def _host_and_device_seconds(call: Call) -> tuple[float, float]:
-    """Returns how long a few calls keep the host busy, and how long it takes until the device has finished them."""
+    """Measures how long a few calls keep the host busy, and when the device has finished them."""
     call()
     torch.accelerator.synchronize()
     start = time.perf_counter()
@@ -176,7 +176,7 @@ def _sample_on_cpu(call: Call) -> list[float]:
 
 
 def sample_host(device: torch.device, call: Call, calls: int) -> list[float]:
-    """Returns the time that a call keeps the host busy, in microseconds: the mean of several calls, in a list."""
+    """Measures how long a call keeps the host busy: the mean of several calls in microseconds, in a list."""
     if is_accelerator(device):
         torch.accelerator.synchronize()  # empties the queue, because a full queue blocks the host
     start = time.perf_counter()

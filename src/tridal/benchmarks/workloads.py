@@ -58,12 +58,12 @@ class ShapeClass:
 
 
 def grid(rows: int, cols: Iterable[int]) -> ShapeClass:
-    """Returns the shapes with this number of rows and each number of columns, as a class."""
+    """Makes a class of the shapes with this number of rows and each number of columns."""
     return ShapeClass("grid", "", tuple((rows, width) for width in cols))
 
 
 def _matrices(elements: int, *widths: int) -> Shapes:
-    """Returns one (rows, width) shape per width, each with about `elements` elements."""
+    """One (rows, width) shape per width, each with about `elements` elements."""
     return tuple((elements // width, width) for width in widths)
 
 
@@ -125,7 +125,7 @@ CPU_SHRINK = 4096
 def make_workloads(
     classes: Sequence[ShapeClass], op: str, directions: Sequence[str], dtypes: Sequence[str], shrink: int = 1
 ) -> list[Workload]:
-    """Returns one workload per dtype, direction and shape. `shrink` divides the number of rows."""
+    """Makes one workload per dtype, direction and shape. `shrink` divides the number of rows."""
     workloads = []
     for dtype, direction, group in product(dtypes, directions, classes):
         axis = 0 if group.dim else -1  # any dimension except the normalised one

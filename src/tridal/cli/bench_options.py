@@ -87,7 +87,7 @@ class BenchOptions:
                     raise BadParameter(advice, param_hint=f"--{name}")
 
     def make_workloads(self, op: str, entry: OpBenchmark, accelerated: bool) -> list[Workload]:
-        """Returns the workloads of the suite or of the grid; none with --host alone. A CPU gets smaller shapes."""
+        """Makes the workloads of the suite or of the grid; none with --host alone. A CPU gets smaller shapes."""
         from tridal.benchmarks import workloads
 
         names = _check_names("--direction", self.direction, (*workloads.DIRECTIONS, "both"))
@@ -110,7 +110,7 @@ class BenchOptions:
         return workloads.make_workloads([grid], op, directions, dtypes)
 
     def select_providers(self, op: str, entry: OpBenchmark, accelerated: bool) -> list[Provider]:
-        """Returns the providers to compare: by default, all that are installed and have the op.
+        """Chooses the providers to compare: by default, all that are installed and have the op.
 
         Raises:
             typer.BadParameter: a provider is unknown, or none of those in --providers has the op.

@@ -76,7 +76,7 @@ def _check_file(file: Path, as_json: bool) -> None:
 
 
 def effective(chosen: Settings) -> dict[str, dict[str, Any]]:
-    """Returns the "value" and the "source" of every setting, by dotted key. Includes the options of all backends."""
+    """Lists the "value" and the "source" of every setting, by dotted key. Includes the options of all backends."""
     values = {key: getattr(chosen, key) for key in FIELDS}
     for backend in registry.loaded():
         options = registry.options(backend, chosen)

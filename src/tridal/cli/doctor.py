@@ -38,7 +38,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Returns the report of the command, as data. Never raises an error, but adds it to "problems"."""
+    """Makes the report of the command, as data. Never raises an error, but adds it to "problems"."""
     torch_problem = broken.torch_problem()
     tritons = _distributions("triton")
     problems = [] if torch_problem is None else [torch_problem]
@@ -75,7 +75,7 @@ def examine() -> dict[str, Any]:
 
 
 def _distributions(package: str) -> dict[str, str]:
-    """Returns the versions of the installed distributions that contain a package, by name."""
+    """Finds the versions of the installed distributions that contain a package, by name."""
     try:
         names = {*metadata.packages_distributions().get(package, ())} - {None}
     except Exception:  # the metadata of any distribution cannot be read
@@ -111,7 +111,7 @@ def _backend(entry: registry.Registered) -> dict[str, Any]:
 
 
 def _ops(problems: list[str]) -> list[dict[str, Any]]:
-    """Returns all registered ops, with the reason if an op cannot be used. Without torch, the list is empty."""
+    """Lists the registered ops, with the reason if an op cannot be used. Without torch, the list is empty."""
     if broken.torch_problem() is not None:
         return []
     try:
@@ -169,7 +169,7 @@ def _chosen_device() -> dict[str, Any]:
 
 
 def _fallbacks() -> list[str]:
-    """Returns one line for each device type with tensors that tridal's kernels do not compute."""
+    """Writes one line for each device type with tensors that tridal's kernels do not compute."""
     lines = []
     try:
         from tridal.pytorch.devices import TORCH_TYPES
@@ -195,7 +195,7 @@ def _fallbacks() -> list[str]:
 
 
 def _notes() -> list[str]:
-    """Returns one line for each part of the user's environment that tridal ignores."""
+    """Writes one line for each part of the user's environment that tridal ignores."""
     lines = [f"the settings in {path} are ignored: {reason}" for path, reason in settings_file.ignored()]
     name = setting_table.TRITON_INTERPRET
     with suppress(SettingsError):

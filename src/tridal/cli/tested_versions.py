@@ -21,7 +21,7 @@ def as_text() -> str:
 
 
 def warnings(versions: Mapping[str, str | None]) -> list[str]:
-    """Returns one line for each installed package whose version is outside the tested range. None: not installed."""
+    """Writes one line for each installed package whose version is outside the tested range. None: not installed."""
     lines = []
     for package, (oldest, newest) in TESTED.items():
         version = versions[package]
@@ -33,5 +33,5 @@ def warnings(versions: Mapping[str, str | None]) -> list[str]:
 
 
 def _minor(version: str) -> tuple[int, ...]:
-    """Returns (major, minor)."""
+    """The version as (major, minor)."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))

@@ -75,7 +75,7 @@ class Backend(Protocol):
         return None
 
     def device_count(self) -> int:
-        """Returns the number of devices that are present."""
+        """Counts the devices that are present."""
         return 1
 
     def properties(self, index: int) -> DeviceProperties:

@@ -26,7 +26,7 @@ _invalidators: list[Callable[[], object]] = [forget_answers]
 
 
 def registered() -> tuple[Registered, ...]:
-    """Returns all entries, including broken and shadowed plugins: bundled backends first, then sorted by name.
+    """Lists all entries, including broken and shadowed plugins: bundled backends first, then sorted by name.
 
     Example:
         >>> [entry.name for entry in tridal.registry.registered()][:5]
@@ -50,12 +50,12 @@ def registered() -> tuple[Registered, ...]:
 
 
 def loaded() -> list[CheckedBackend]:
-    """Returns all backends that loaded without a fault. They may be unavailable on this machine."""
+    """Lists the backends that loaded without a fault. They may be unavailable on this machine."""
     return [entry.backend for entry in registered() if entry.backend is not None]
 
 
 def get(name: str) -> CheckedBackend:
-    """Returns the backend with this name, available or not. Raises UnknownDeviceError or PluginError.
+    """Finds a backend by name, available or not. Raises UnknownDeviceError or PluginError.
 
     Example:
         >>> tridal.registry.get("rocm").device_type  # torch's own name for AMD GPUs
@@ -70,7 +70,7 @@ def get(name: str) -> CheckedBackend:
 
 
 def available(name: str, source: str = "") -> CheckedBackend:
-    """Returns the backend with this name. Raises DeviceUnavailableError if it is unavailable, and what `get` raises.
+    """Finds a backend by name. Raises DeviceUnavailableError if it is unavailable, and what `get` raises.
 
     The message of the error starts with `source`. It names the other backends of the same device type.
 
@@ -165,22 +165,22 @@ def invalidate() -> None:
 
 
 def find(name: str) -> Registered | None:
-    """Returns the entry with a name, which may be broken. The first one is not shadowed."""
+    """Finds the entry with a name, which may be broken. The first one is not shadowed."""
     return None if name in RESERVED else next((entry for entry in registered() if entry.name == name), None)
 
 
 def names() -> list[str]:
-    """Returns the names of all entries."""
+    """The names of all entries, also of those that are broken."""
     return sorted({entry.name for entry in registered()})
 
 
 def device_names() -> list[str]:
-    """Returns the names of devices: "auto", all backends, and the device types that every torch build has."""
+    """Lists "auto", all backends, and the device types that every torch build has."""
     return sorted({AUTO, *names(), *TORCH_ONLY})
 
 
 def unknown_device(name: str, source: str = "") -> UnknownDeviceError:
-    """Returns the error for a name that is no device. The message suggests similar names."""
+    """Makes the error for a name that is no device. The message suggests similar names."""
     known = device_names()
     accelerators = [b.name for b in loaded() if b.device_type != HOST and not b.interpreted]
     near = did_you_mean(accelerators) if name.lower() in _ANY_ACCELERATOR else nearest(name, known)

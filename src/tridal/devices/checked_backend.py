@@ -51,7 +51,7 @@ _RESULTS: Mapping[str, Rule] = {
 
 @functools.lru_cache(maxsize=4096)
 def _answer(backend: CheckedBackend, member: str, *arguments: int) -> Any:
-    """Returns the result of a member that is called once. An exception is not cached."""
+    """Calls a member once. An exception is not cached."""
     return backend._call(member, *arguments)
 
 
@@ -81,7 +81,7 @@ class CheckedBackend(BackendBase):
         return f"<{self.label}>"
 
     def unavailable(self) -> str | None:
-        """Returns why the backend cannot run on this machine. A fault of the plugin is also a reason."""
+        """Says why the backend cannot run on this machine. A fault of the plugin is also a reason."""
         try:
             reason = _answer(self, "unavailable")
             if reason is None:
@@ -103,7 +103,7 @@ class CheckedBackend(BackendBase):
         return _answer(self, "architectures")  # type: ignore[no-any-return]
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the plugin's plan. `tridal.runtime.plan_check` checks its fields.
+        """Asks the plugin for a plan. `tridal.runtime.plan_check` checks its fields.
 
         An exception of `probe` is an error of the compiler, so it stays as it is.
         """
@@ -127,7 +127,7 @@ class CheckedBackend(BackendBase):
         return self._call("resources", asm, shared_memory)  # type: ignore[no-any-return]
 
     def on_device(self, index: int) -> DeviceProperties:
-        """Returns the properties of a device that computes. Checks what `stream` and `guard` return, once."""
+        """Describes a device that computes. Checks what `stream` and `guard` return, once."""
         _answer(self, "stream", index)
         _answer(self, "guard", index)
         properties = self.properties(index)

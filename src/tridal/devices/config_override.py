@@ -35,14 +35,14 @@ class ConfigOverride:
         return f"{self.kernel} {self.dtype} {self.cols[0]} to {self.cols[1]} columns: {config}"
 
     def config(self, problem: Problem) -> KernelConfig:
-        """Returns the configuration. By default, cooperative programs are as many as a row has blocks of columns."""
+        """Makes the configuration. By default, cooperative programs are as many as a row has blocks of columns."""
         given = dict(self.fields)
         blocks = -(-problem.cols // given["cols"]) if given["schedule"] == "cooperative" else 1
         return KernelConfig(**{"programs_per_row": blocks, **given})
 
 
 def parse(entries: Sequence[object] | None, location: str) -> tuple[ConfigOverride, ...] | None:
-    """Returns the overrides in a list of mappings.
+    """Reads the overrides in a list of mappings.
 
     Raises SettingsError for a wrong value. The message has the `location`, the index in the list and the key.
     """

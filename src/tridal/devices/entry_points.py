@@ -19,17 +19,17 @@ _log = logging.getLogger("tridal")
 
 
 def is_bundled(origin: str) -> bool:
-    """Returns whether an origin, as `entry_points` yields it, is tridal's own distribution."""
+    """Tells whether an origin, as `entry_points` yields it, is tridal's own distribution."""
     return origin.partition(" ")[0] == BUNDLED
 
 
 def order(name: str, origin: str) -> tuple[bool, str, str]:
-    """Returns the sort key of an entry point: those of tridal come first, then the order is by name and origin."""
+    """Sorts entry points: those of tridal come first, then the order is by name and origin."""
     return not is_bundled(origin), name, origin
 
 
 def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint]]:
-    """Returns (origin, entry point) of every installed distribution, sorted by `order`.
+    """Lists (origin, entry point) of every installed distribution, sorted by `order`.
 
     The origin is the name and version of the distribution.
     """
@@ -65,7 +65,7 @@ def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
 
 
 def load(point: metadata.EntryPoint, find_fault: Callable[[Any, str], str | None]) -> tuple[Any, str | None]:
-    """Returns (object, None), or (None, fault) if it cannot be loaded or `find_fault(object, name)` finds one."""
+    """Gives (object, None), or (None, fault) if it cannot be loaded or `find_fault(object, name)` finds one."""
     if not point.pattern.match(point.value):
         return None, f"its entry point is {point.value!r}, expected 'module:object'"
     try:
@@ -80,7 +80,7 @@ def load(point: metadata.EntryPoint, find_fault: Callable[[Any, str], str | None
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an exception's type and message in one line, as in "ValueError: bad size". Never raises."""
+    """Writes an exception's type and message in one line, as in "ValueError: bad size". Never raises."""
     message = ""
     with suppress(Exception):  # the exception of a third party
         message = one_line(str(error))
@@ -88,6 +88,6 @@ def describe_error(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """Returns a text in one line of at most 500 characters."""
+    """Writes a text in one line of at most 500 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 500 else f"{line[:250]} ... {line[-245:]}"

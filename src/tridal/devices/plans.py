@@ -84,7 +84,7 @@ class LaunchPlan:
     """Configurations that were compiled to make this plan. tridal counts them."""
 
     def programs_for(self, tiles: int) -> int:
-        """Returns the number of programs of a launch with so many tiles."""
+        """Counts the programs of a launch with so many tiles."""
         needed = tiles * self.config.programs_per_row
         return needed if self.programs is None else min(needed, self.programs)
 

@@ -25,19 +25,19 @@ class Rule(NamedTuple):
 
 
 def instance_of(kind: type, expected: str) -> Rule:
-    """Returns the rule that a value has exactly this type."""
+    """Accepts values of exactly this type."""
     return Rule(expected, lambda value: type(value) is kind)
 
 
 def integer(first: int, last: int, expected: str = "") -> Rule:
-    """Returns the rule that a value is an integer from `first` to `last`. A bool and a numpy number are no integers."""
+    """Accepts integers from `first` to `last`. A bool and a numpy number are no integers."""
     return Rule(
         expected or f"an integer from {first} to {last}", lambda value: type(value) is int and first <= value <= last
     )
 
 
 def or_none(rule: Rule) -> Rule:
-    """Returns the rule that also accepts None."""
+    """Accepts None, too."""
     return Rule(f"{rule.expected} or None", lambda value: value is None or rule.accepts(value))
 
 
@@ -101,7 +101,7 @@ def wrong_fields(data: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def rebuilt(found: Any) -> Any:
-    """Returns data of a plugin as objects of the protocol's own types, made from their fields. A mapping is a dict.
+    """Makes objects of the protocol's own types from the fields of a plugin's data. A mapping becomes a dict.
 
     An object of a subclass equals no object of its class, and has fields and methods that tridal does not know.
     """

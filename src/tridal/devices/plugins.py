@@ -105,7 +105,7 @@ def check_names(settings: Settings, installed: Collection[str]) -> None:
 
 
 def _blocked(name: str, origin: str, settings: Settings | None) -> str | None:
-    """Returns why an entry point must not be imported, or None."""
+    """Says why an entry point must not be imported, if the settings block it."""
     if settings is None:
         return None if is_bundled(origin) else "it is not loaded, because the settings cannot be used"
     names = {part.strip() for part in settings.plugins.split(",")}
@@ -186,7 +186,7 @@ def _matching(pattern: str, expected: str) -> Rule:
 
 
 def _is_torch_type(name: str) -> bool:
-    """Returns whether a name is a device type of torch. If torch is not imported, no name is."""
+    """Tells whether a name is a device type of torch. If torch is not imported, no name is."""
     torch = sys.modules.get("torch")
     try:
         return torch is not None and torch.device(name).type == name

@@ -43,7 +43,7 @@ EXACT_ROWS = 1 << _EXACT_BITS
 
 
 def round_rows(rows: int) -> int:
-    """Returns the largest number of rows of the bucket of `rows`: the number for which a call is planned.
+    """Rounds up to the largest number of rows of a bucket, for which a call is planned.
 
     Numbers up to 32 have a bucket each. Those up to 2,048 are rounded up to five significant bits, so that rounding
     adds less than 1/16. Larger ones are rounded up to four significant bits, which adds less than 1/8.
@@ -62,13 +62,13 @@ def round_rows(rows: int) -> int:
 
 
 def _bucket_bits(rows: int) -> int:
-    """Returns the number of bits that are zero in all numbers to which rows like these are rounded."""
+    """Counts the bits that are zero in all numbers to which rows like these are rounded."""
     bits = (rows - 1).bit_length()  # 2**(bits - 1) < rows <= 2**bits
     return max(0, bits - _EXACT_BITS) if bits <= _FINE_BITS else bits - _EXACT_BITS + 1
 
 
 def row_bucket(rows: int, cols: int) -> tuple[int, int]:
-    """Returns the first and the last number of rows of `cols` columns in the bucket of `rows`.
+    """Finds the first and the last number of rows of `cols` columns in the bucket of `rows`.
 
     A bucket that would cross `MAX_32_BIT_ELEMENTS` is divided into two. None crosses `MAX_32_BIT_ROWS`, a power of two.
 
@@ -85,7 +85,7 @@ def row_bucket(rows: int, cols: int) -> tuple[int, int]:
 
 
 def next_power_of_2(value: int, most: int | None = None) -> int:
-    """Returns the smallest power of two that is not less than `value`, but at most `most`, for the sizes of a tile.
+    """Rounds up to a power of two of at most `most`, for the sizes of a tile.
 
     Example:
         >>> tridal.types.next_power_of_2(1000), tridal.types.next_power_of_2(1000, 256)
@@ -155,7 +155,7 @@ class DeviceProperties:
 
 
 def find_architecture(name: str, known: Mapping[str, DeviceProperties]) -> str | None:
-    """Returns the key in `known` for the name or alias of an architecture. Ignores case and punctuation."""
+    """Finds the key in `known` for the name or alias of an architecture. Ignores case and punctuation."""
     wanted = _letters_and_digits(name)
     names = ((key, alias) for key, device in known.items() for alias in (key, *device.aliases))
     return next((key for key, alias in names if _letters_and_digits(alias) == wanted), None)

@@ -37,7 +37,7 @@ on_change(_serving_cache.clear)
 
 
 def options(backend: Backend, settings: Settings) -> dict[str, Any]:
-    """Returns the value of each option of a backend: the value in the settings, or the option's default.
+    """Gives each option of a backend its value in the settings, or else the option's default.
 
     Raises SettingsError if the settings have an unknown option or a wrong value.
     """
@@ -57,7 +57,7 @@ def options(backend: Backend, settings: Settings) -> dict[str, Any]:
 def serving(
     device_type: str, settings: Settings | None = None, known_types: Container[str] = ()
 ) -> CheckedBackend | None:
-    """Returns the backend that serves tensors of a `torch.device.type`, or None if no backend does.
+    """Chooses the backend that serves tensors of a `torch.device.type`. None stands for torch.
 
     It is the backend that the settings name (by default the current ones), if that backend has this type. Otherwise it
     is the first available backend of this type in `registered` that is not interpreted. torch computes CPU tensors
@@ -163,7 +163,7 @@ def check_backends(settings: Settings) -> None:
 
 
 def find_architectures() -> tuple[dict[str, tuple[CheckedBackend, DeviceProperties]], list[str]]:
-    """Returns all architectures that backends can plan for, by name, and descriptions of the faults of plugins.
+    """Asks all backends for the architectures that they can plan for. Describes the faults of plugins.
 
     Their devices need not be present. If several backends provide a name, the first one in `registered` keeps it.
     Another one gets "backend:name".
@@ -200,5 +200,5 @@ def _is_device_type(name: str, known_types: Container[str]) -> bool:
 
 
 def _location(settings: Settings) -> str:
-    """Returns where the device is set, as the start of an error message."""
+    """Says where the device is set, as the start of an error message."""
     return f"{settings.sources['device']}: device: "

@@ -87,12 +87,12 @@ def describe_value(value: object) -> str:
 
 
 def variable(*keys: str) -> str:
-    """Returns the environment variable of a setting: `variable("device")`, or `variable(backend_name, option)`."""
+    """Names the environment variable of a setting: `variable("device")`, or `variable(backend_name, option)`."""
     return PREFIX + "_".join(keys).upper()
 
 
 def nearest_variable(source: str, of_options: Sequence[str] = ()) -> str:
-    """Returns a suggestion as `nearest` does if a setting comes from a misspelt environment variable, else ""."""
+    """Suggests a name as `nearest` does, if a setting comes from a misspelt environment variable."""
     if not source.startswith(ENVIRONMENT):
         return ""
     known = [*VARIABLES, *map(variable, FIELDS), *of_options]
@@ -108,7 +108,7 @@ def parse_device(text: str) -> tuple[str, int | None]:
 
 
 def checked_value(option: Option, value: object, location: str) -> object:
-    """Returns the value of an option. For a boolean option, 1 and 0 mean true and false.
+    """Checks the value of an option. For a boolean option, 1 and 0 mean true and false.
 
     Raises SettingsError if the option does not accept it. The message starts with `location`.
     """
@@ -124,7 +124,7 @@ def checked_value(option: Option, value: object, location: str) -> object:
 
 
 def checked_setting(key: str, value: object, source: str) -> object:
-    """Returns the value of a setting, not of a backend's option. Raises SettingsError if the key or value is wrong."""
+    """Checks the value of a setting, not of a backend's option. Raises SettingsError if the key or value is wrong."""
     if key not in FIELDS:
         known = [*FIELDS, "backends"]
         raise SettingsError(f"{source}: no setting is called {key!r}{nearest(key, known)} (known: {', '.join(known)})")
@@ -134,12 +134,12 @@ def checked_setting(key: str, value: object, source: str) -> object:
 
 
 def is_section(keys: KeyPath) -> bool:
-    """Returns whether the value of a path of keys is a mapping: all settings, all backends, or those of a backend."""
+    """A path of keys to all settings, to all backends, or to those of a backend has a mapping as its value."""
     return not keys or (keys[0] == "backends" and len(keys) < 3)
 
 
 def flag(name: str) -> bool:
-    """Returns whether an environment variable is true. Raises SettingsError if its value is not a boolean."""
+    """Reads an environment variable. Raises SettingsError if its value is not a boolean."""
     value = os.environ.get(name, "").strip().lower()
     if value not in (*_TRUE, "", "0", "false", "no", "off"):
         raise SettingsError(f"{ENVIRONMENT}{name}: expected 1 or 0, found {value!r}")
@@ -147,7 +147,7 @@ def flag(name: str) -> bool:
 
 
 def triton_interprets() -> bool:
-    """Returns whether Triton's own variable selects its interpreter."""
+    """Tells whether Triton's own variable selects its interpreter."""
     return os.environ.get(TRITON_INTERPRET, "").strip().lower() in (*_TRUE, "y")
 
 

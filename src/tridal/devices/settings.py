@@ -40,12 +40,12 @@ class Settings:
     """Source of each value by dotted key: "default", "environment TRIDAL_DEVICE", "tridal.use" or "file:line"."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Settings:
-        """Returns the same object, because it is immutable."""
+        """Settings are immutable, so a copy is the same object."""
         return self
 
 
 def _merged(base: Settings, entries: Iterable[Entry]) -> Settings:
-    """Returns `base` with the values of entries, of which later ones take precedence.
+    """Adds the values of entries to `base`. Later entries take precedence.
 
     Raises SettingsError for the first mistake. The options of backends are not checked.
     """
@@ -81,7 +81,7 @@ _overlays: dict[tuple[Settings, str], Settings] = {}
 
 
 def current() -> Settings:
-    """Returns the current settings of this thread or async task. Raises SettingsError as `reload` does.
+    """The current settings of this thread or async task. Raises SettingsError as `reload` does.
 
     The first call reads the environment and the file. If that fails, the next call tries again.
 
@@ -127,7 +127,7 @@ def reload() -> Settings:
 
 
 def read_file(path: str | os.PathLike[str]) -> Settings:
-    """Returns the settings in a file, with the defaults for all others. Ignores the environment.
+    """Reads the settings in a file, with the defaults for all others. Ignores the environment.
 
     Raises SettingsError with the file, the line, the key, the expected and the found value.
 

@@ -21,7 +21,7 @@ _warn_once = functools.lru_cache(maxsize=64)(logging.getLogger("tridal").warning
 
 
 def config_file() -> Path | None:
-    """Returns the path of the settings file, or None if there is none.
+    """Finds the settings file, if there is one.
 
     It is the path in `TRIDAL_CONFIG` if that is set, even if the file is missing. Otherwise it is `tridal.yaml` in the
     working folder or in the nearest of its parents, or else in `$XDG_CONFIG_HOME/tridal` (by default `~/.config`).
@@ -63,7 +63,7 @@ def warn_of_ignored() -> None:
 
 
 def _project_folders() -> tuple[Path, ...]:
-    """Returns the working folder, as ".", and its parents. A working folder that was removed has no parents."""
+    """Lists the working folder, as ".", and its parents. A working folder that was removed has no parents."""
     try:
         return Path(), *Path.cwd().parents
     except FileNotFoundError:

@@ -94,7 +94,7 @@ def statistics(w: Writer) -> None:
 
 
 def reduced(w: Writer, term: str, how: str) -> str:
-    """Returns the reduction of a block: of its rows, or of its lanes."""
+    """Writes the reduction of a block: of its rows, or of its lanes."""
     return w.reduced(term, how, w.plan.body) if w.plan.lanes == 1 else f'reduce_lanes({term}, "{how}")'
 
 

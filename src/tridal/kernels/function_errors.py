@@ -35,7 +35,7 @@ def called_functions(functions: Iterable[Any]) -> Iterator[tuple[Any, FunctionTy
 
 
 def find_breakpoint(function: Any) -> str | None:
-    """Returns the "file:line" of a `breakpoint()` in a function or in one that it calls, or None."""
+    """Looks for a `breakpoint()` in a function or in one that it calls, and gives its "file:line"."""
     for _, python in called_functions([function]):
         code = python.__code__
         if "breakpoint" in code.co_names:
@@ -69,7 +69,7 @@ def describe_unhashable(functions: Iterable[Any]) -> str | None:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the message of the first error in a chain of errors, in one line."""
+    """Takes the message of the first error in a chain of errors, in one line."""
     cause = error_chain(error)[-1]
     if hasattr(cause, "error_message"):  # a CompilationError, whose text contains the source
         return " ".join((cause.error_message or type(cause).__name__).split())
@@ -77,7 +77,7 @@ def reason(error: BaseException) -> str:
 
 
 def error_chain(error: BaseException) -> list[BaseException]:
-    """Returns the error, its cause, the cause of its cause, and so on."""
+    """Follows the cause of an error, the cause of its cause, and so on."""
     chain, cause = [error], error.__cause__
     while cause is not None:
         chain.append(cause)

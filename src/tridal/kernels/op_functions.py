@@ -77,7 +77,7 @@ def triton_functions(kernel: RowKernel) -> list[Any]:
 
 
 def parameters_of(kernel: RowKernel, function: OpFunction) -> set[str]:
-    """Returns the names that a function may declare."""
+    """Names what a function may declare."""
     role, statistics = function.role, [statistic.name for statistic in kernel.statistics]
     first, parts = statistics[:1], [f"part_{name}" for name in statistics[:1]]
     index, value = kernel.named("row_index"), kernel.named("row_value")

@@ -172,12 +172,12 @@ class Writer(Text):
             self(f"picked_{name} = {self._row_load(f'{name}_ptr + picked_column', 'is_column')}.to(ACC)")
 
     def _row_load(self, at: str, also: str = "") -> str:
-        """Returns the load of a number per row."""
+        """Writes the load of a number per row."""
         mask = self._row_mask(also)
         return f"tl.load({at}{mask}{', other=0' if mask else ''})"
 
     def _row_mask(self, also: str) -> str:
-        """Returns the mask of an access to a number per row. The only row of a tile is always in bounds."""
+        """Writes the mask of an access to a number per row. The only row of a tile is always in bounds."""
         rows = ["row_in_bounds"] * (self.plan.rows > 1)
         also = f"({also})" if rows and " " in also else also
         conditions = " & ".join([*rows, *filter(None, [also])])
@@ -273,5 +273,5 @@ class Writer(Text):
 
 
 def merged(how: str, statistic: str, other: str) -> str:
-    """Returns the statement that combines a statistic with the result of another reduction."""
+    """Writes the statement that combines a statistic with the result of another reduction."""
     return f"{statistic} = tl.maximum({statistic}, {other})" if how == "max" else f"{statistic} += {other}"

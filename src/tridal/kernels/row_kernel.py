@@ -119,7 +119,7 @@ class RowKernel:
     split: bool = False
 
     def bind(self, **constants: Any) -> RowKernel:
-        """Returns the kernel with constants: each replaces the tensor or parameter of its name, or is a new one.
+        """Adds constants to the kernel. Each replaces the tensor or parameter of its name, or is a new one.
 
         `weight=None` is a kernel without the tensor `weight`. The names of other constants are in upper case. The value
         of a constant whose name ends in `_DTYPE` is the name of a dtype. The others are numbers, strings or None.
@@ -133,13 +133,13 @@ class RowKernel:
         return _changed(self, **bound)
 
     def writing(self, *names: str) -> RowKernel:
-        """Returns the kernel without the outputs that are not named. Equal arguments give the same kernel."""
+        """Removes the outputs that are not named. Equal arguments give the same kernel."""
         fields = ("writes", "row_writes", "column_writes")
         kept: dict[str, Any] = {field: tuple(n for n in getattr(self, field) if n in names) for field in fields}
         return _changed(self, added=self.added if kept["writes"] else None, **kept)
 
     def with_strides(self, groups: tuple[tuple[str, str], ...], split: bool = False) -> RowKernel:
-        """Returns the kernel with these `stride_groups`. Equal arguments give the same kernel."""
+        """Gives the kernel these `stride_groups`. Equal arguments give the same kernel."""
         return _changed(self, stride_groups=groups, split=split) if groups or split else self
 
     @property
@@ -154,7 +154,7 @@ class RowKernel:
         return tuple(self.named(field) for field in TENSORS)
 
     def named(self, field: str) -> tuple[str, ...]:
-        """Returns the names in a field: its tuple, its only name, or none."""
+        """Reads the names in a field: its tuple, its only name, or none."""
         names = getattr(self, field)
         return () if names is None else (names,) if isinstance(names, str) else names
 

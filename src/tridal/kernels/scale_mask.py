@@ -46,7 +46,7 @@ def scale_mask(w: Writer, area: Area, x: str) -> None:
 
 
 def _mask_terms(w: Writer, query: str) -> list[str]:
-    """Returns the terms of the position of a row in the mask."""
+    """Writes the terms of the position of a row in the mask."""
     positions = {
         "mask_batch": "tl.cast(row_number // QUERIES // HEADS, tl.int64)",
         "mask_query": f"tl.cast({query}, tl.int64)",
@@ -57,7 +57,7 @@ def _mask_terms(w: Writer, query: str) -> list[str]:
 
 
 def _along(w: Writer, begin: str, columns: str) -> list[str]:
-    """Returns the terms of the position of each element in a row of the mask."""
+    """Writes the terms of the position of each element in a row of the mask."""
     col = w.plan.number("mask_col")
     if col == "0":  # pointers have the shape of the tile
         return [f"tl.zeros_like({columns})"]

@@ -59,7 +59,7 @@ class Text:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Returns the lines of a statement. It is broken within as few parentheses as possible.
+    """Breaks a statement into lines, within as few parentheses as possible.
 
     The value of an assignment that has operators outside of parentheses gets parentheses.
     """
@@ -81,7 +81,7 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _breaks(line: str) -> list[tuple[int, int]]:
-    """Returns the places where a line may be broken, and within how many parentheses each of them is."""
+    """Finds the places where a line may be broken, and within how many parentheses each of them is."""
     depth, quoted, found = 0, False, list[tuple[int, int]]()
     for at, character in enumerate(line):
         quoted ^= character == '"'

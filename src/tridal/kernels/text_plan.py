@@ -30,11 +30,11 @@ class Area(NamedTuple):
         return name + self.suffix
 
     def along(self, index: str) -> str:
-        """Returns an index of columns as an axis of the tile."""
+        """Writes an index of columns as an axis of the tile."""
         return f"{index}[None, :]" if self.axis else f"{index}[:, None]"
 
     def across(self, index: str) -> str:
-        """Returns an index of rows as an axis of the tile."""
+        """Writes an index of rows as an axis of the tile."""
         return f"{index}[:, None]" if self.axis else f"{index}[None, :]"
 
     @property
@@ -114,7 +114,7 @@ class TextPlan:
     def call(
         self, role: str, name: str, area: Area | None = None, statistic: int = 0, other: Mapping[str, str] | None = None
     ) -> str:
-        """Returns the call of an op's function, or the variable that stands for it. Constants are keywords.
+        """Writes the call of an op's function, or the variable that stands for it. Constants are keywords.
 
         Arguments:
             area: the area of the tile whose variables are passed; the body by default.
@@ -150,7 +150,7 @@ class TextPlan:
     # --- strides and pointers
 
     def number(self, argument: str) -> str:
-        """Returns an argument, or its value if it is a constant."""
+        """Writes an argument, or its value if it is a constant."""
         return argument if argument in self.arguments else str(self.constants[argument])
 
     def stride_group(self, pointer: str) -> str:
@@ -167,7 +167,7 @@ class TextPlan:
         return list(dict.fromkeys([*heads, *map(self.stride_group, pointers)]))
 
     def at(self, pointer: str, area: Area, aligned: bool = False) -> str:
-        """Returns pointers to the elements of an area of a tile. If `aligned`, it begins at a vector boundary."""
+        """Writes pointers to the elements of an area of a tile. If `aligned`, it begins at a vector boundary."""
         group = self.stride_group(pointer)
         inner, col = self.number(f"{group}_inner"), self.number(f"{group}_col")
         text = f"{pointer} + {group}_row"
@@ -192,7 +192,7 @@ class TextPlan:
         return "column" in used or (not self.loads_flat and not set(self.kernel.column_reads).isdisjoint(used))
 
     def row_at(self, pointer: str) -> str:
-        """Returns pointers to the numbers of a tile's rows in a tensor with a number per row."""
+        """Writes pointers to the numbers of a tile's rows in a tensor with a number per row."""
         return f"{pointer} + row_at + {times('row_index', self.number('row_inner'))}"
 
     def column(self, area: Area) -> str:
@@ -200,16 +200,16 @@ class TextPlan:
         return area("column" if self.begins or area is not self.body else "columns")
 
     def head(self, rows: str) -> str:
-        """Returns the length of the head of each row: the number of elements before the first vector boundary."""
+        """Writes the length of the head of each row: the number of elements before the first vector boundary."""
         row = f" + {times(rows, self.number('in_inner'))}" if self.rows > 1 else ""
         return f"tl.minimum(tl.cast(-(misalignment + in_row{row}) & {self.vector - 1}, tl.int32), cols)"
 
 
 def literal(value: Any) -> str:
-    """Returns a constant as source."""
+    """Writes a constant as source."""
     return f'float("{value}")' if isinstance(value, float) and value - value != 0 else repr(value)
 
 
 def times(number: str, factor: str) -> str:
-    """Returns a product, without a factor of one."""
+    """Writes a product, without a factor of one."""
     return number if factor == "1" else f"{number} * {factor}"

@@ -62,7 +62,7 @@ class WrittenKernel:
 
 
 def _rebase(plan: TextPlan) -> str:
-    """Returns the function that the exchange calls to adapt the second statistic of a part to the whole row."""
+    """Writes the function that the exchange calls to adapt the second statistic of a part to the whole row."""
     statistics, second = plan.kernel.statistics[:2], "second"
     if len(statistics) > 1 and (name := statistics[1].rebase) is not None:
         first = statistics[0].name
@@ -78,6 +78,6 @@ def _rebase(plan: TextPlan) -> str:
 
 @functools.lru_cache(maxsize=64)
 def helper_text(file: str, parameters: tuple[str, ...]) -> str:
-    """Returns the text of a file of this folder. `*parameters` in it becomes these parameters."""
+    """Reads a file of this folder. `*parameters` in it becomes these parameters."""
     text = Path(__file__).with_name(f"{file}.py").read_text()
     return text.replace(", *parameters", "".join(f", {name}" for name in parameters))

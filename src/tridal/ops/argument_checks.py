@@ -19,7 +19,7 @@ NUMBERS: tuple[type, ...] = (int, float, torch.SymFloat, torch.SymInt, Real)
 
 
 def wrong(op: str, argument: str, expected: str, got: object, hint: str = "") -> str:
-    """Returns the message for a wrong argument. `expected` continues "must", for example "be an int".
+    """Writes the message for a wrong argument. `expected` continues "must", for example "be an int".
 
     Example:
         >>> tridal.ops.wrong("norm", "eps", "be a number", "None", "leave it out for the default")

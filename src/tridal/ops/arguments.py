@@ -92,7 +92,7 @@ def per_element(name: str, *, optional: bool = False, differentiable: bool = Tru
 
 
 def per_row(name: str, *, optional: bool = False) -> Argument:
-    """Returns an argument for a tensor with a number per row. It has no gradient.
+    """Declares a tensor with a number per row. It has no gradient.
 
     Example:
         >>> tridal.ops.per_row("scale", optional=True).schema
@@ -112,7 +112,7 @@ def per_column(name: str, *, optional: bool = False, differentiable: bool = True
 
 
 def index_per_row(name: str, *, or_per_element: bool = False) -> Argument:
-    """Returns an argument for an int64 tensor with a column index per row.
+    """Declares an int64 tensor with a column index per row.
 
     With `or_per_element`, it may also be a floating-point tensor with a number per element, which has a gradient.
 
@@ -172,7 +172,7 @@ SCALE_MASK = (
 
 
 def element_dtype(arguments: Sequence[Argument], tensors: Sequence[Any]) -> torch.dtype:
-    """Returns the promoted dtype of the tensors with a number per element. `tensors` begins as `arguments` does."""
+    """Promotes the dtypes of the tensors with a number per element. `tensors` begins as `arguments` does."""
     given = [t.dtype for a, t in zip(arguments, tensors, strict=False) if a.role == "element" and t is not None]
     return functools.reduce(torch.promote_types, given)  # type: ignore[no-any-return]
 

@@ -248,7 +248,7 @@ class Op:
         return tuple(tensors), tuple(known.get(a.name, a.default) for a in numbers)
 
     def load(self, field: str) -> Any:
-        """Returns the object that a field names, for example `benchmark`.
+        """Loads the object that a field names, for example `benchmark`.
 
         Raises:
             PluginError: it cannot be loaded.

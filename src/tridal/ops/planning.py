@@ -54,7 +54,6 @@ class KernelPlan(LaunchPlan):
 
 
 def _fields(plan: LaunchPlan) -> dict[str, Any]:
-    """Returns the fields of a launch plan by name."""
     return {entry.name: getattr(plan, entry.name) for entry in fields(LaunchPlan)}
 
 
@@ -94,7 +93,7 @@ def plan(
 def planned(
     rows: int, cols: int, device: str | torch.device | None = None, arch: str | None = None, **question: Any
 ) -> tuple[Backend, DeviceProperties, KernelPlan]:
-    """Returns the backend, the device properties and the result of `plan`. Checks the problem before the device.
+    """Plans, and tells for which backend and device. Checks the problem before the device.
 
     Any exception of the backend or of Triton's compiler becomes a PlanError.
     """
@@ -120,7 +119,7 @@ def planned(
 
 
 def target(device: str | torch.device | None = None, arch: str | None = None) -> tuple[Backend, DeviceProperties]:
-    """Returns the backend and the properties of a device that is present, or of an architecture by name."""
+    """Finds the backend and the properties of a device that is present, or of an architecture by name."""
     if arch is not None:
         if device is not None:
             raise PlanError("give a device or an arch, not both")
@@ -151,7 +150,7 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
 
 
 def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
-    """Returns all architectures that registered backends can plan for, by name. Logs each fault of a plugin once."""
+    """Lists all architectures that registered backends can plan for, by name. Logs each fault of a plugin once."""
     known, faults = registry.find_architectures()
     for fault in faults:
         _log_fault(fault)
@@ -159,7 +158,7 @@ def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
 
 
 def example_architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
-    """Returns the first architecture of each backend."""
+    """Takes the first architecture of each backend."""
     known = architectures()
     first = {backend: arch for arch, (backend, _) in reversed(known.items())}
     return {arch: known[arch] for arch in reversed(first.values())}
@@ -171,7 +170,7 @@ def _log_fault(fault: str) -> None:
 
 
 def architecture_names() -> list[str]:
-    """Returns the names of all architectures, each with its aliases in parentheses."""
+    """Lists the names of all architectures, each with its aliases in parentheses."""
     known = {name: properties.aliases for name, (_, properties) in architectures().items()}
     return [f"{name} ({', '.join(aliases)})" if aliases else name for name, aliases in sorted(known.items())]
 
@@ -204,7 +203,7 @@ def matrix_call(
 
 
 def without(kernel: RowKernel, name: str) -> RowKernel:
-    """Returns a kernel without the optional tensor `name`, and without the output "<name>_sum" if it has one."""
+    """Removes the optional tensor `name` from a kernel, and the output "<name>_sum" if it has one."""
     kept = (written for written in kernel.writes if written != f"{name}_sum")
     return kernel.bind(**{name: None}).writing(*kept, *kernel.row_writes, *kernel.column_writes)
 

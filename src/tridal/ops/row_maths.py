@@ -17,7 +17,7 @@ Results = tuple[Tensor | None, ...]
 
 
 def modification_of(op: Op, named: dict[str, Any]) -> ScoreModification | None:
-    """Returns how the scores of a call are modified, or None if they are not."""
+    """Tells how the scores of a call are modified, or None if they are not."""
     if not op.scale_mask:
         return None
     found = ScoreModification(named["scale"], named["mask"], named["causal"], named["zero_masked_rows"])
@@ -28,7 +28,7 @@ def modification_of(op: Op, named: dict[str, Any]) -> ScoreModification | None:
 def compute(
     op: Op, *arguments: Any, reduce: RowReduce | None = None, unmodified: Callable[..., Tensor] | None = None
 ) -> Results:
-    """Returns the results of an op. Autograd can differentiate them.
+    """Computes an op in torch's ops. Autograd can differentiate them.
 
     Args:
         arguments: those of the registered op.
@@ -58,25 +58,25 @@ def compute(
 
 
 def reference_of(op: Op, x: Tensor, dim: int, values: tuple[float, ...]) -> Any:
-    """Returns what the reference of an op of one tensor computes in x's dtype. torch's function is not used."""
+    """Computes the reference of an op of one tensor in x's dtype. torch's function is not used."""
     x = x if x.dim() else x.reshape(1)
     return op.reference(x, RowReduce(x, dim), **dict(zip(op.parameters, values, strict=True)))
 
 
 def raw_results(op: Op, *arguments: Any) -> tuple[Any, ...]:
-    """Returns what the reference computes, in the dtype of sums. torch's function is not used."""
+    """Computes the reference in the dtype of sums. torch's function is not used."""
     return _call(op.reference, Arguments(op.signature, arguments))
 
 
 def raw_gradients(op: Op, *arguments: Any) -> tuple[Any, ...]:
-    """Returns what the gradient computes, in the dtype of sums, for the arguments of the registered gradient."""
+    """Computes the gradient in the dtype of sums, for the arguments of the registered gradient."""
     return _call(op.gradient, Arguments(op.gradient_signature, arguments), takes_mask=op.gradient_takes_mask)
 
 
 def _compute_scores(
     op: Op, arguments: Arguments, modification: ScoreModification, unmodified: Callable[..., Tensor] | None
 ) -> Tensor:
-    """Returns the result for modified scores. They are modified in at least float32."""
+    """Computes modified scores. They are modified in at least float32."""
     named = arguments.named
     dim, dtype = named["dim"], named["dtype"]
     scores = arguments.main.to(dtype).to(torch.promote_types(dtype, torch.float32))
@@ -91,7 +91,7 @@ def _compute_scores(
 
 
 def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -> Results:
-    """Returns the gradients of an op, with the arguments of the registered gradient. Autograd can differentiate them.
+    """Computes the gradients of an op from the registered gradient's arguments. Autograd can differentiate them.
 
     A gradient that is added to the first one, see `RowKernel.added`, is no argument of `Op.gradient`.
 
@@ -131,7 +131,7 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
 
 
 def with_new_memory(results: Sequence[Tensor | None], arguments: tuple[Any, ...]) -> Results:
-    """Returns the results, of which those with the memory of an argument or of another result are copied."""
+    """Copies the results that have the memory of an argument or of another result."""
     known = [argument for argument in arguments if isinstance(argument, Tensor)]
     found: list[Tensor | None] = []
     for result in results:
@@ -144,7 +144,7 @@ def with_new_memory(results: Sequence[Tensor | None], arguments: tuple[Any, ...]
 
 
 def _may_share(result: Tensor, tensor: Tensor) -> bool:
-    """Returns whether two tensors have the same memory, or may have it if that is unknown."""
+    """Two tensors may have the same memory if that is unknown."""
     if torch.compiler.is_dynamo_compiling():
         return result.dtype == tensor.dtype
     try:

@@ -38,7 +38,7 @@ class RowReduce:
         return x.amax(self.dim, keepdim=True)
 
     def total(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of a number per row over all rows, without dims."""
+        """Adds a number per row over all rows. The sum has no dims."""
         return x.sum()
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def has_tangent(*tensors: torch.Tensor | None, level: int | None = None) -> bool
 
 
 def accumulator(*given: torch.Tensor | torch.dtype | None) -> torch.dtype:
-    """Returns the dtype of sums and statistics: float64 if one of the tensors or dtypes is float64, else float32.
+    """Chooses float64 for sums and statistics if one of the tensors or dtypes is float64, else float32.
 
     Example:
         >>> tridal.ops.accumulator(torch.bfloat16, None), tridal.ops.accumulator(torch.float64)

@@ -28,11 +28,11 @@ class Rows(NamedTuple):
     """How many dims a row has. Several dims are the last ones, and a row is contiguous in them."""
 
     def of_row(self, dim: int) -> bool:
-        """Returns whether rows run along a dim."""
+        """Tells whether rows run along a dim."""
         return self.first <= dim < self.first + self.dims
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor with the dims of a row as one. A tensor without dims gets one."""
+        """Joins the dims of a row. A tensor without dims gets one."""
         return tensor.flatten(self.first) if self.dims > 1 or not tensor.dim() else tensor
 
     def per_column(self, shape: torch.Size) -> tuple[int, ...]:
@@ -210,14 +210,14 @@ class Arguments:
         return self.named["dtype"] if "dtype" in self.named else element_dtype(self.signature.arguments, self.values)
 
     def lacks(self, index: int) -> bool:
-        """Returns whether the call has no result with this index."""
+        """Tells whether the call has no result with this index."""
         needs, named = self.signature.results[index].needs, self.named
         if needs is not None and not (needs(named) if callable(needs) else named[needs] is not None):
             return True
         return "output_mask" in named and not named["output_mask"][index]
 
     def new_results(self) -> tuple[Tensor | None, ...]:
-        """Returns empty tensors with the shapes and dtypes of the results."""
+        """Allocates tensors with the shapes and dtypes of the results."""
         shapes, given = self.shapes, zip(self.signature.results, self.result_roles, self.dtypes, strict=True)
         return tuple(
             None
@@ -230,6 +230,6 @@ class Arguments:
 
     @classmethod
     def of(cls, signature: Signature, tensors: Sequence[Any], numbers: Sequence[Any]) -> Arguments:
-        """Returns the arguments with these tensors and numbers, in the order of both."""
+        """Joins tensors and numbers to the arguments, in the order of both."""
         both = dict(zip((*signature.tensors, *signature.numbers), (*tensors, *numbers), strict=True))
         return cls(signature, [both[index] for index in range(len(both))])

@@ -46,7 +46,7 @@ class RegisteredOp:
 
 
 def registered() -> tuple[RegisteredOp, ...]:
-    """Returns all ops, including those that cannot be used. The bundled ops come first."""
+    """Lists all ops, including those that cannot be used. The bundled ops come first."""
     global _entries
     with LOCK:
         _entries = _entries or _discover()
@@ -66,7 +66,7 @@ def ops() -> dict[str, Op]:
 
 
 def first() -> Op:
-    """Returns the first op of the table, which commands use if no op is chosen."""
+    """The op that commands use if no op is chosen."""
     return next(iter(ops().values()))
 
 
@@ -81,7 +81,7 @@ def kernels() -> dict[str, RowKernel]:
 
 
 def op_named(name: str, known: Mapping[str, Op] | None = None) -> Op:
-    """Returns the op with this name, of all ops or of `known`. Raises PlanError if it is unknown or cannot be used.
+    """Finds an op among all, or in `known`. Raises PlanError if it is unknown or cannot be used.
 
     An op that code has registered, and that no distribution has, is found by its name, or by "module:object".
     """
@@ -91,7 +91,7 @@ def op_named(name: str, known: Mapping[str, Op] | None = None) -> Op:
 
 
 def selected(names: Sequence[str] | None) -> list[Op]:
-    """Returns the ops with these names, or all ops. Raises PlanError as `op_named` does."""
+    """Finds ops by their names, or all ops. Raises PlanError as `op_named` does."""
     return list(ops().values()) if names is None else [op_named(name) for name in names]
 
 
@@ -108,7 +108,7 @@ def kernel_named(name: str) -> RowKernel:
 
 
 def kernel_configs(settings: Settings) -> tuple[ConfigOverride, ...]:
-    """Returns the setting `kernel_configs`. Raises SettingsError if it names an unknown kernel."""
+    """Reads the setting `kernel_configs`. Raises SettingsError if it names an unknown kernel."""
     for override in settings.kernel_configs or ():
         try:
             kernel_named(override.kernel)
@@ -150,14 +150,14 @@ def add(op: Op) -> None:
 
 
 def _is_again(op: Op, known: Op) -> bool:
-    """Returns whether an op is a known one, or another declaration of it."""
+    """Tells whether an op is a known one, or another declaration of it."""
     module = _module_of(known)
     again = op.name == known.name and _module_of(op) == module and not module.startswith(f"{_LIBRARY}.")
     return op is known or again
 
 
 def _module_of(op: Op) -> str:
-    """Returns the name of the module that declares an op: that of its reference."""
+    """Finds the module that declares an op: that of its reference."""
     function = op.reference
     while isinstance(function, functools.partial):
         function = function.func

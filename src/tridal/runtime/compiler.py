@@ -93,7 +93,7 @@ def naming_functions(specialization: Specialization, what: str) -> Iterator[None
 
 
 def can_compile(target: Target | None) -> bool:
-    """Returns whether Triton is installed and compiles for a target. The device need not be present."""
+    """Tells whether Triton is installed and compiles for a target. The device need not be present."""
     if target is None or importlib.util.find_spec("triton") is None:
         return False
     import_triton()
@@ -104,7 +104,7 @@ def can_compile(target: Target | None) -> bool:
 
 
 def no_compiler(target: Target) -> str:
-    """Returns that Triton has no compiler for a target, for an error message."""
+    """Says that Triton has no compiler for a target, for an error message."""
     from triton.backends import backends
 
     known = f"it has compilers of {', '.join(backends)}"
@@ -112,7 +112,6 @@ def no_compiler(target: Target) -> str:
 
 
 def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:
-    """Returns the input of Triton's compiler."""
     from triton.compiler import ASTSource
 
     function, types = entry(specialization), dict(specialization.types)
@@ -127,7 +126,7 @@ def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:
 
 
 def entry(specialization: Specialization, interpret: bool = False) -> Any:
-    """Returns the Triton function of a specialization, for the compiler or the interpreter. Its arguments are `types`.
+    """Loads the function of a specialization for the compiler or the interpreter. Its arguments are `types`.
 
     Raises:
         PluginError: a function of the op is missing, or has an unknown parameter.
@@ -137,7 +136,7 @@ def entry(specialization: Specialization, interpret: bool = False) -> Any:
 
 
 def source(specialization: Specialization) -> str:
-    """Returns the text of a kernel with all functions that it calls. It runs without tridal.
+    """Prints a kernel with all functions that it calls, so that it runs without tridal.
 
     A comment has the options and the types with which the kernel is compiled.
 
@@ -155,7 +154,6 @@ def source(specialization: Specialization) -> str:
 
 
 def _options(specialization: Specialization) -> dict[str, Any]:
-    """Returns the options of Triton's compiler."""
     options: dict[str, Any] = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
     options["enable_fp_fusion"] = True  # Triton's default until 3.9; it changes in 3.10
     if specialization.max_registers:
@@ -185,6 +183,6 @@ def import_triton() -> ModuleType:
 
 
 def triton_version(triton: ModuleType) -> tuple[int, int]:
-    """Returns (major, minor)."""
+    """The version as (major, minor)."""
     major, minor = triton.__version__.split(".")[:2]
     return int(major), int(minor)

@@ -26,7 +26,7 @@ def direct_launch(
     pointers: int,
     values: Sequence[int | Count],
 ) -> tuple[Callable[..., None], Callable[..., None]] | None:
-    """Returns by_tensor(stream, rows, *tensors) and by_address(stream, rows, *addresses), which launch a kernel.
+    """Makes by_tensor(stream, rows, *tensors) and by_address(stream, rows, *addresses), which launch a kernel.
 
     The kernel has `pointers` tensor arguments, then `values`. `programs` and `values` are numbers, or functions of
     `rows`. `launcher` is the driver's launcher class. Returns None for an unknown launcher or a kernel with scratch

@@ -23,7 +23,7 @@ _VARIABLE = "TRITON_INTERPRET"
 
 
 def interpreted(function: Any) -> Any:
-    """Returns the interpreted twin of a Triton or Python function. The twin calls interpreted twins too."""
+    """Makes the interpreted twin of a Triton or Python function. The twin calls interpreted twins, too."""
     from triton.runtime.interpreter import InterpretedFunction
 
     python = getattr(function, "fn", function)
@@ -72,7 +72,7 @@ def load_interpreted(parts: Iterable[tuple[str, str, Sequence[str]]], scope: dic
 
 @functools.lru_cache(maxsize=1024)
 def _rewritten(text: str, path: str) -> CodeType:
-    """Returns the code of functions as Triton's interpreter rewrites them. Kernels share the text of some files."""
+    """Rewrites functions as Triton's interpreter does. Kernels share the text of some files."""
     from triton.runtime.interpreter import FunctionRewriter
 
     tree = ast.parse(text)
@@ -84,7 +84,7 @@ def _rewritten(text: str, path: str) -> CodeType:
 
 
 def can_load_interpreted() -> bool:
-    """Returns whether Triton's interpreter has the members that `load_interpreted` uses."""
+    """Tells whether Triton's interpreter has the members that `load_interpreted` uses."""
     from triton.runtime import interpreter
 
     rewriter = getattr(interpreter, "FunctionRewriter", None)
@@ -124,7 +124,7 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
 
 @functools.cache
 def _changes(triton: ModuleType) -> list[tuple[Any, str, Any]]:
-    """Returns (owner, name, interpreted member) for all of Triton that differs while a kernel is interpreted."""
+    """Lists (owner, name, interpreted member) for all of Triton that differs while a kernel is interpreted."""
     from triton.runtime import interpreter
 
     language, builder = triton.language, type(interpreter.interpreter_builder)
@@ -160,7 +160,7 @@ _ABSENT = object()
 
 
 def int64(triton: ModuleType, value: int) -> Any:
-    """Returns a number as an argument with 64 bits. Triton's interpreter gives it 32 bits where these suffice."""
+    """Passes a number as an argument with 64 bits. Triton's interpreter gives it 32 bits where these suffice."""
     import numpy
     from triton.runtime.interpreter import TensorHandle
 
@@ -169,7 +169,7 @@ def int64(triton: ModuleType, value: int) -> Any:
 
 
 def _checks_in_vain(options: Any) -> bool:
-    """Returns whether Triton's interpreter looks for overflows of integers and ignores what it finds.
+    """Tells whether Triton's interpreter looks for overflows of integers and ignores what it finds.
 
     Each sum, difference and product of integers is then computed twice, and compared with the largest integer.
     """
@@ -192,7 +192,7 @@ def _with_bool_type(handle: Any, bool_type: Any, create: Any) -> Any:
 
 
 def interpreted_library(triton: ModuleType) -> bool:
-    """Returns whether Triton was imported with TRITON_INTERPRET=1. Its library cannot be compiled then."""
+    """Tells whether Triton was imported with TRITON_INTERPRET=1. Its library cannot be compiled then."""
     return type(triton.language.cdiv).__name__ == "InterpretedFunction"
 
 

@@ -22,7 +22,7 @@ from tridal.runtime.interpreter_mode import load_interpreted
 
 
 def load(kernel: RowKernel, entry: str, written: WrittenKernel, interpret: bool) -> Any:
-    """Returns the Triton function `entry` of a written kernel, or the same function for Triton's interpreter."""
+    """Loads the function `entry` of a written kernel for Triton's compiler or for its interpreter."""
     import triton
     import triton.language as tl
 
@@ -61,6 +61,6 @@ def _digest(text: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _code(path: str, text: str) -> CodeType:
-    """Returns code whose text a debugger and `inspect` find in the line cache."""
+    """Compiles a text, and puts it into the line cache, where a debugger and `inspect` find it."""
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     return compile(text, path, "exec")

@@ -82,7 +82,7 @@ def prepare(
 
 
 def _unbound(call: KernelCall, launch_plan: LaunchPlan) -> Launch:
-    """Returns the numbers of a launch that follow from the number of rows. Its function `launch` is bound later."""
+    """Computes the numbers of a launch that follow from the number of rows. Its function `launch` is bound later."""
     first, last = call.row_range
 
     @functools.lru_cache(maxsize=64)  # a lookup takes less than 0.1 us
@@ -104,7 +104,7 @@ def plan(
     call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any],
     overrides: Sequence[ConfigOverride] = (),
 ) -> LaunchPlan:  # fmt: skip
-    """Returns the backend's plan for a call. Its probes compile for `device`, which need not be present.
+    """Asks the backend for the plan of a call. Its probes compile for `device`, which need not be present.
 
     The plan has the configuration of the first of `overrides` for this kernel, dtype and number of columns, if there
     is one.
@@ -188,7 +188,7 @@ def _bind_compiled(unbound: Launch, call: KernelCall, device: DeviceProperties) 
 
 
 def _active_driver(triton: ModuleType, device: str, target: Target) -> Any:
-    """Returns Triton's active driver. Raises PlanError if a device with this target needs another driver."""
+    """Raises PlanError if a device with this target needs another driver than Triton's active one."""
     needed, _, warp_size = target
     try:
         driver = triton.runtime.driver.active

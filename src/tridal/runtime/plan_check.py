@@ -42,7 +42,7 @@ def check_config(backend: Backend, problem: Problem, config: KernelConfig, what:
 
 
 def label(backend: Backend) -> str:
-    """Returns the name of a backend and its distribution, if it is known, for error messages."""
+    """Names a backend and its distribution, if it is known, for error messages."""
     return getattr(backend, "label", None) or f"backend {backend.name!r}"
 
 

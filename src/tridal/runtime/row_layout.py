@@ -42,7 +42,7 @@ class RowLayout:
     not have such strides."""
 
     def merged(self, rows: int) -> RowLayout:
-        """Returns the layout with `rows` neighbouring rows as one row, or this layout if they are not neighbours.
+        """Takes `rows` neighbouring rows as one row, if they are neighbours.
 
         The result has several rows, because a launch for one row serves no other number of rows. All its rows are
         aligned if the first one is and `rows` is a multiple of the elements of a vector. There are no tensors with a
@@ -118,7 +118,7 @@ def group_strides(
     results: Sequence[Sequence[int] | None],
     inputs: Sequence[Sequence[int] | None],
 ) -> StrideGroups | None:
-    """Returns the groups of the strides of a call's tensors, results before inputs.
+    """Groups the strides of a call's tensors, results before inputs.
 
     `first` are the strides of the first tensor that is read. None stands for a new contiguous tensor, or for an input
     of which a copy is read. So is an input whose contiguous dim is not that of the first one: a kernel would read each
@@ -177,7 +177,7 @@ def row_layout(
     others: Sequence[Sequence[int]] = (),
     splits: bool = False,
 ) -> RowLayout | None:
-    """Returns the row layout of a tensor without empty dims, whose rows run along a dim (0 <= dim < rank).
+    """Lays out a tensor without empty dims, whose rows run along a dim (0 <= dim < rank).
 
     `others` are the second and the third group of strides of tensors with a number per element. By default, the second
     one is contiguous.
@@ -201,7 +201,7 @@ def row_layout(
 
 
 def _split_layout(shape: Sequence[int], groups: Sequence[Sequence[int]], dim: int, few_rows: int) -> RowLayout | None:
-    """Returns a layout whose blocks have two strides, or None if there is none with a contiguous dim."""
+    """Looks for a layout whose blocks have two strides, with a contiguous dim."""
     order = sorted(range(len(shape)), key=lambda axis: -groups[0][axis])  # neighbours in memory can be merged
     sizes, *ordered = ([of[axis] for axis in order] for of in (shape, *groups))
     levels = coalesce_dims(sizes, *ordered, without=order.index(dim))

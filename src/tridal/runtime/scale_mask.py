@@ -47,7 +47,7 @@ class ScaleMask:
         return {"scale": self.scale, "queries": self.queries, "heads": self.heads, **strides}
 
     def alignment(self, vector: int, cols: int, misalignment: int | None) -> int:
-        """Returns the alignment, in bytes, that the compiler may assume for the mask of each row of a tile, at least 1.
+        """The bytes of alignment that the compiler may assume for the mask of each row of a tile, at least 1.
 
         A tile has `cols` columns, in vectors of `vector` elements. Without `peel`, it starts at the first element of a
         row, and `misalignment` is None. With `peel`, it starts at the first vector boundary of each row; `misalignment`

@@ -134,7 +134,7 @@ class KernelCall:
         return self.layout.row_range
 
     def column_range(self, config: KernelConfig) -> tuple[int, int] | None:
-        """Returns the first and the last number of columns that this call of one row serves, or None for its own only.
+        """The first and the last number of columns that this call of one row serves, or None for its own only.
 
         The tile holds each of them, and each fills more than half of it. They have the same divisibility by 16.
         """
@@ -153,7 +153,7 @@ class KernelCall:
         return bool(kernel.row_reads or kernel.row_writes or kernel.row_index)
 
     def _misalignments(self) -> list[int]:
-        """Returns, for each tensor with a number per element, the elements from a vector boundary to its first row.
+        """Counts the elements from a vector boundary to the first row of each tensor with a number per element.
 
         The first number is that of the first tensor that is read.
         """
@@ -164,7 +164,7 @@ class KernelCall:
         return [tensors[name][1] // ITEMSIZE[tensors[name][0]] % vector for name in names]
 
     def scalars(self, config: KernelConfig) -> dict[str, Any]:
-        """Returns the scalar arguments of the kernel by name. None is an argument that the kernel does not have."""
+        """The scalar arguments of the kernel by name. None is an argument that the kernel does not have."""
         layout = self.layout
         row_strides = layout.row_strides if self._has_row_tensors else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *row_strides, *itertools.chain(*layout.groups))
@@ -180,7 +180,7 @@ class KernelCall:
         return [f"{name}_number" for name in self.kernel.parameters]
 
     def specialize(self, config: KernelConfig) -> Specialization:
-        """Returns the specialization of this call for a configuration.
+        """Collects all constants of the compiled kernel of this call for a configuration.
 
         A stride of one is a constant, because contiguity decides how memory is read. Unused arguments are constants.
         The number of rows is never a constant: a new batch size compiles nothing, unless it exceeds 32 bits.
@@ -249,7 +249,7 @@ class KernelCall:
         )
 
     def _divisible_in_any_batch(self, names: list[str]) -> list[str]:
-        """Returns the arguments that are multiples of 16 for each row of any batch."""
+        """Names the arguments that are multiples of 16 for each row of any batch."""
         multiples = {*_ROW_MULTIPLES, *self.kernel.element_pointers}
         addresses = [a for name, a in zip(self.kernel.pointers, self.addresses, strict=False) if name in multiples]
         aligned = self.problem.layout == "row" and self.layout.cols % ALIGNMENT == 0 and not any(addresses)
@@ -263,7 +263,7 @@ class KernelCall:
         return same and len(set(self._misalignments())) == 1
 
     def _mask_bytes(self, config: KernelConfig) -> int:
-        """Returns the alignment, in bytes, that the compiler may assume for the mask of each row of a tile."""
+        """The bytes of alignment that the compiler may assume for the mask of each row of a tile."""
         # Vectors contain elements of several rows, or the alignment depends on the position of the row in the batch.
         if self.problem.layout == "inner" or self.invariant:
             return 1
@@ -271,15 +271,15 @@ class KernelCall:
         return self.scale_mask.alignment(self.problem.vector, config.cols, misalignment)
 
     def tiles(self, config: KernelConfig, rows: int | None = None) -> int:
-        """Returns the number of tiles. `rows` is another number of rows in `row_range`."""
+        """Counts the tiles. `rows` is another number of rows in `row_range`."""
         return self.layout.outer * -(-(self.layout.inner if rows is None else rows) // config.rows)
 
     def programs(self, plan: LaunchPlan, rows: int | None = None) -> int:
-        """Returns the number of programs of a launch. `rows` is another number of rows in `row_range`."""
+        """Counts the programs of a launch. `rows` is another number of rows in `row_range`."""
         return plan.programs_for(self.tiles(plan.config, rows))
 
     def workspace_slots(self, plan: LaunchPlan, rows: int | None = None) -> int:
-        """Returns the number of 64-bit slots in the workspace of a launch. They are zero before and after it.
+        """Counts the 64-bit slots in the workspace of a launch. They are zero before and after it.
 
         `rows` is another number of rows in `row_range`.
         """
@@ -291,5 +291,5 @@ class KernelCall:
 
 
 def exchanges(config: KernelConfig, kernel: RowKernel) -> bool:
-    """Returns whether programs exchange statistics, so that all of them have to be resident at the same time."""
+    """If programs exchange statistics, all of them have to be resident at the same time."""
     return config.programs_per_row > 1 and bool(kernel.statistics)

@@ -25,7 +25,7 @@ _MATHS = 'maths = types.ModuleType("maths")  # the functions of the op, which fo
 
 
 def standalone(kernel: RowKernel, written: WrittenKernel) -> str:
-    """Returns the text of a kernel that runs alone."""
+    """Prints a kernel that runs alone."""
     helpers = _needed(written.text, written.helpers)
     text, names = written.text, _Names([written.text, *helpers.values()], written.constants)
     called = [python for _, python in called_functions(reversed(_called(kernel, text)))]
@@ -76,12 +76,12 @@ class _Names:
 
 
 def _called(kernel: RowKernel, text: str) -> list[Any]:
-    """Returns the functions of the op that a kernel calls."""
+    """Finds the functions of the op that a kernel calls."""
     return [function for function in triton_functions(kernel) if f"maths.{function.__name__}(" in text]
 
 
 def _needed(text: str, helpers: Mapping[str, str]) -> dict[str, str]:
-    """Returns the parts of files that a kernel needs: their constants, and the functions that are called."""
+    """Finds the parts of files that a kernel needs: their constants, and the functions that are called."""
     trees = {name: ast.parse(source).body for name, source in helpers.items()}
     functions = [node for body in trees.values() for node in body if isinstance(node, ast.FunctionDef)]
     calls, kept = {function.name: ast.unparse(function) for function in functions}, set[str]()
@@ -118,7 +118,7 @@ def _renamed(source: str, name: str, new: str) -> str:
 
 
 def _definition(name: str, value: Any) -> str | None:
-    """Returns the line that defines a name, or None for a Triton function, whose source is in the text."""
+    """The line that defines a name, or None for a Triton function, whose source is in the text."""
     alias = f" as {name}"
     if isinstance(value, ModuleType):
         return f"import {value.__name__}{alias * (name != value.__name__)}"

@@ -25,7 +25,7 @@ _log = logging.getLogger("tridal")
 
 
 def with_cache(compile: Callable[[], _T]) -> _T:
-    """Returns compile(). If Triton's cache cannot be written, sets `VARIABLE` to a temporary folder and calls it again.
+    """Calls a function, again with a temporary folder in `VARIABLE` if Triton's cache cannot be written.
 
     Kernels that are already in the cache are found there, even if it is read-only.
 
@@ -58,7 +58,7 @@ def with_cache(compile: Callable[[], _T]) -> _T:
 
 
 def folder() -> str:
-    """Returns the folder of Triton's cache."""
+    """Triton's cache folder, also if it is the default one."""
     try:
         from triton import knobs  # since Triton 3.4
 
@@ -78,7 +78,7 @@ def _reason(error: OSError) -> str:
 
 
 def _is_about(error: OSError, unusable: str) -> bool:
-    """Returns whether an error is about the folder, a file in it or a folder above it."""
+    """Tells whether an error is about the folder, a file in it or a folder above it."""
     if error.errno in _FULL or not isinstance(error.filename, str):
         return error.errno in _FULL
     paths = Path(error.filename), Path(unusable)
@@ -87,7 +87,7 @@ def _is_about(error: OSError, unusable: str) -> bool:
 
 @functools.cache
 def _temporary() -> str:
-    """Returns a folder that is removed when this process ends, but not when a forked child ends."""
+    """Makes a folder that is removed when this process ends, but not when a forked child ends."""
     made = tempfile.mkdtemp(prefix="tridal-triton-cache-")
     atexit.register(_remove, made, os.getpid())
     return made

@@ -42,7 +42,7 @@ def with_workspace(
 
 
 def _allocated(stream: int, length: int, device: torch.device) -> torch.Tensor:
-    """Returns the workspace of a stream. Allocates it, unless another thread has done so."""
+    """Allocates the workspace of a stream, unless another thread has done so."""
     with LOCK:
         found = _by_stream.get((device, stream))
         if found is not None:
