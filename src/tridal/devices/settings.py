@@ -44,28 +44,32 @@ class Settings:
         return self
 
 
-def _merged(base: Settings, entries: Iterable[Entry]) -> Settings:
-    """Adds the values of entries to `base`. Later entries take precedence.
+def _checked(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yields the entries of settings with their checked values. The options of backends are not checked.
 
-    Raises SettingsError for the first mistake. The options of backends are not checked.
+    Raises SettingsError for the first mistake.
     """
-    fields: dict[str, Any] = {key: getattr(base, key) for key in FIELDS}
-    backends, sources = {name: dict(options) for name, options in base.backends.items()}, dict(base.sources)
     for keys, source, value in entries:
-        dotted_key = ".".join(keys)
         if isinstance(value, SettingsError):
             raise value
-        if is_section(keys):
-            if value is not None:  # None is a file or a section with all its lines commented out
-                where, example = (f": {dotted_key}", "") if keys else ("", " such as 'device: auto'")
-                found = setting_table.describe_value(value)
-                raise SettingsError(f"{source}{where}: expected a mapping{example}, found {found}")
-            continue
-        sources[dotted_key] = source
+        if not is_section(keys):
+            yield keys, source, value if len(keys) > 1 else setting_table.checked_setting(keys[0], value, source)
+        elif value is not None:  # None is a file or a section with all its lines commented out
+            where, example = (f": {'.'.join(keys)}", "") if keys else ("", " such as 'device: auto'")
+            found = setting_table.describe_value(value)
+            raise SettingsError(f"{source}{where}: expected a mapping{example}, found {found}")
+
+
+def _merged(base: Settings, checked: Iterable[Entry]) -> Settings:
+    """Adds the values of entries to `base`. Later entries take precedence."""
+    fields: dict[str, Any] = {key: getattr(base, key) for key in FIELDS}
+    backends, sources = {name: dict(options) for name, options in base.backends.items()}, dict(base.sources)
+    for keys, source, value in checked:
+        sources[".".join(keys)] = source
         if keys[0] == "backends":
             backends.setdefault(keys[1], {})[keys[2]] = value
         else:
-            fields[keys[0]] = setting_table.checked_setting(keys[0], value, source)
+            fields[keys[0]] = value
     return Settings(**fields, backends=backends, sources=sources)
 
 
@@ -121,7 +125,7 @@ def reload() -> Settings:
         if (path := config_file()) is not None:
             named_by = f"{setting_table.ENVIRONMENT}{CONFIG}: " if os.environ.get(CONFIG) else ""
             entries += _file_entries(path, named_by)
-        _base = _merged(_DEFAULTS, chain(entries, _environment_entries()))
+        _base = _merged(_DEFAULTS, _checked(chain(entries, _environment_entries())))
         settings_file.warn_of_ignored()
         return _base
 
@@ -138,7 +142,7 @@ def read_file(path: str | os.PathLike[str]) -> Settings:
         >>> settings.fallback, settings.sources["fallback"]
         ('error', 'mine.yaml:1')
     """
-    return _merged(_DEFAULTS, _file_entries(Path(path)))
+    return _merged(_DEFAULTS, _checked(_file_entries(Path(path))))
 
 
 def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsError]:
@@ -146,7 +150,7 @@ def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsErro
     try:
         for entry in _file_entries(Path(path)):
             try:
-                yield _merged(_DEFAULTS, [entry])
+                yield _merged(_DEFAULTS, _checked([entry]))
             except SettingsError as error:
                 yield error
     except SettingsError as error:  # the file cannot be read
@@ -205,9 +209,7 @@ def use(
         ('interpreter', device(type='cpu'))
     """
     changes = {key: value for key, value in locals().items() if value is not None}
-    entries = [*setting_table.mapping_entries(changes, "tridal.use")]
-    _merged(_DEFAULTS, entries)  # raises the error of a wrong value
-    return _overlaid(entries)
+    return _overlaid([*_checked(setting_table.mapping_entries(changes, "tridal.use"))])
 
 
 @contextmanager

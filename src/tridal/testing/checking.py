@@ -16,7 +16,7 @@ from tridal.ops import table
 from tridal.ops.arguments import Argument
 from tridal.ops.arguments import Result as OpResult
 from tridal.ops.scale_mask import ScoreModification, modify_scores
-from tridal.ops.signature import Arguments, role_in
+from tridal.ops.signature import role_in
 from tridal.testing.cases import Case, op_cases
 from tridal.testing.exact import Call, Named, gradients_of
 from tridal.testing.implementation import Implementation, implementation
@@ -170,7 +170,7 @@ class _Expected:
             return self._derived(exact, call.op.results, call.results)
         x, scaled, (name,) = _row(call.arguments[0].double()), None, names
         if case.modified:
-            named = Arguments(call.op.signature, call.arguments).named
+            named = call.bound.named
             scaled = x * named["scale"]
             modification = ScoreModification(1.0, named["mask"], case.causal, case.masked_rows == "zero")
             x = modify_scores(scaled, case.dim, modification)[0]
@@ -205,7 +205,7 @@ class _Expected:
         self, exact: Named, declared: Sequence[Argument | OpResult], compute: Any
     ) -> dict[str, tuple[Tensor, Tensor]]:
         call = self.call
-        named, formulas = Arguments(call.op.signature, call.arguments).named, op_cases(call.op).formulas
+        named, formulas = call.bound.named, op_cases(call.op).formulas
         roles = {item.name: role_in(item.role, named) for item in declared if item.name in exact}
         arithmetic = {name: self._arithmetic(name, role) for name, role in roles.items()}
         dtype = dtype_name(call.arguments[0].dtype)

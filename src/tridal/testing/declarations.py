@@ -16,7 +16,6 @@ from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import planning, row_maths, table
 from tridal.ops.arguments import Argument
 from tridal.ops.op import Op
-from tridal.ops.signature import Arguments
 from tridal.runtime import compiler
 from tridal.testing.cases import TUTORIAL_SHAPE, Case, optional_tensors
 from tridal.testing.checking import Result
@@ -110,7 +109,7 @@ def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | N
     leaves = call.differentiable(call.arguments)
     arguments = tuple(leaves.get(n, a) for n, a in zip(op.signature.names, call.arguments, strict=True))
     x, found = arguments[0], row_maths.raw_results(op, *arguments)
-    roles = Arguments(op.signature, call.arguments).result_roles
+    roles = call.bound.result_roles
     for result, role, tensor in zip(op.results, roles, found, strict=False):
         if role is None:
             continue

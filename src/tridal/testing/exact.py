@@ -30,9 +30,14 @@ class Call:
     """The results by name. What the reference computes after `RowReduce.rounded` is exact for these."""
 
     @property
+    def bound(self) -> Arguments:
+        """The arguments, with what follows from the roles of the tensors."""
+        return Arguments(self.op.signature, self.arguments)
+
+    @property
     def rows(self) -> Rows:
         """Where the rows of the first tensor are."""
-        return Arguments(self.op.signature, self.arguments).rows
+        return self.bound.rows
 
     def results(self, roundings: Roundings | None = None) -> Named:
         """The results by name. Each of them is exact for the results that the reference rounds before."""

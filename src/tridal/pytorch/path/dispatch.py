@@ -58,8 +58,9 @@ def call_op(
             store(key, kept, device_context(given[0].device))
         return by_torch(*given)
     call: Call | None = None
+    bound = Arguments(op.signature, arguments)
     if key is None:  # a call with a key has plain tensors, and no mode or compiler has to see it
-        given, views = Arguments(op.signature, arguments).tensors, None
+        given, views = bound.tensors, None
         if _compiling() or not is_direct(*(tensor for tensor in given if tensor is not None)):
             return call_registered(op, arguments, results)
         if op.prepares:
@@ -69,7 +70,7 @@ def call_op(
             except NO_KEY:
                 key = None
     if call is None:
-        call = _new_call(op, key, given, Arguments(op.signature, arguments), results, views, overwrites, checked)
+        call = _new_call(op, key, given, bound, results, views, overwrites, checked)
         if call is None:
             return call_registered(op, arguments, results)
     return call.compute(*given)
