@@ -120,14 +120,16 @@ def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(add_benchma
 
     functions = {
         "reference": lambda dim: loss, "tridal": lambda dim: loss, "peer": lambda dim: without_weight_gradient,
+        "nan": lambda dim: lambda x, weight: loss(x, weight) * torch.nan,
     }  # fmt: skip
     tensors, traffic = (per_element("input"), per_column("weight")), {"forward": 1, "backward": 2}
     add_benchmark(OpBenchmark(functions, tensors=tensors, traffic=traffic))
     workload = Workload("grid", "unit_norm", direction, "float32", (5, 7))
-    ours, peer = measure(workload, PROVIDERS["tridal"], Provider("peer"))
+    ours, peer, nan = measure(workload, PROVIDERS["tridal"], Provider("peer"), Provider("nan"))
     assert ours["gbps"] == pytest.approx(traffic[direction] * 5 * 7 * 4 / ours["ms"] * 1e-6)
     expected = None if direction == "forward" else "ArithmeticError: wrong by 1 of the largest result"
     assert (ours["skipped"], peer["skipped"]) == (None, expected)
+    assert nan["skipped"] == "ArithmeticError: wrong by nan of the largest result"
 
 
 def test_provider_without_its_package_is_skipped_with_the_reason() -> None:

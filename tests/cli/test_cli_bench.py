@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import tridal
 from cli_helpers import run, run_json, words
 from several_results import ROW_ENERGY
 from tridal.benchmarks import measuring, providers, timing, workloads
@@ -103,6 +104,13 @@ def test_suite_measures_the_chosen_classes(monkeypatch: pytest.MonkeyPatch) -> N
     rows = measurements("out/results.json")
     assert {row["group"] for row in rows} == {"small", "outer"}
     assert {row["dtype"] for row in rows} == {"float32", "bfloat16"}
+
+
+def test_the_chosen_device_is_measured() -> None:
+    arguments = ["--rows", "2", "--cols", "3", "--direction", "forward", "--providers", "tridal", "--output", "out"]
+    with tridal.record_calls() as calls:
+        bench(*arguments, "--device", "interpreter")
+    assert {call.backend for call in calls} == {"interpreter"}
 
 
 def test_named_provider_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,16 @@ def test_without_an_accelerator_checks_the_interpreter() -> None:
     )
 
 
+def test_a_kernel_that_raises_an_exception_has_no_error_in_json(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON has no NaN."""
+    monkeypatch.setitem(FUNCTIONS, "softmax", raises)
+    result = check_json(backend, code=1)["unit_test"]["results"][0]
+    assert (result["passed"], result["error"]) == (False, None)
+    assert result["message"].startswith("raised KeyError: 'reduction'")
+
+
 def test_fails_when_a_kernel_is_wrong(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FUNCTIONS, "softmax", lambda x, dim=-1, **kwargs: torch.softmax(x, dim) * 1.01)
     report = check_json(backend, code=1)
@@ -115,7 +125,7 @@ def test_quick_suite_runs_the_quick_cases(backend: Backend, monkeypatch: pytest.
     assert len(quick) < len(testing.cases(backend, ["swiglu"])) / 2
 
 
-def raises(*arguments: Any) -> Any:
+def raises(*arguments: Any, **options: Any) -> Any:
     raise KeyError("reduction")
 
 
@@ -127,7 +137,7 @@ WRONG_KERNELS = tuple(replace(kernel, name=kernel.name.replace("l2", "wrong")) f
     ("wrong", "reason", "printed"),
     [
         ({"reference": lambda x, reduce, eps: x.sum()}, "its declaration is wrong", "the reference returned"),
-        ({"cases": "test_cli_check:CASES"}, "raised KeyError: 'reduction' (in raises, ", ""),
+        ({"cases": "test_cli_check:CASES"}, "raised KeyError: 'reduction' (in raises, ", "FAILED 2 of "),
     ],
     ids=["reference", "is_defined"],
 )

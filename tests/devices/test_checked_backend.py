@@ -56,6 +56,18 @@ def test_data_of_subclasses_becomes_that_of_the_protocol() -> None:
     assert backend.architectures() == {"fake1": DEVICE}
 
 
+def test_an_error_of_the_compiler_is_not_one_of_the_plugin() -> None:
+    class Probing(FakeBackend):
+        def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
+            return LaunchPlan(CONFIG, 1, "because", resources=probe(CONFIG))
+
+    def probe(config: KernelConfig) -> Resources:
+        raise MemoryError("no LLVM")
+
+    with pytest.raises(MemoryError, match=r"^no LLVM$"):
+        checked(Probing()).plan(Problem(8, 4), DEVICE, probe, {})
+
+
 def test_members_that_describe_the_machine_are_called_once_until_the_registry_changes() -> None:
     calls: list[str] = []
 

@@ -79,8 +79,11 @@ def test_an_op_with_a_fault_or_a_taken_name_is_recorded_and_others_work(tmp_path
 
 @pytest.mark.parametrize(
     ("name", "owner"),
-    [("softmax", "softmax"), ("rms_norm", "rms_norm"), ("cross_entropy_smooth", "cross_entropy")],
-)
+    [
+        ("softmax", "softmax"), ("rms_norm", "rms_norm"), ("cross_entropy_smooth", "cross_entropy"),
+        ("cross_entropy_with_lse", "cross_entropy"),  # with the suffix "_backward"
+    ],
+)  # fmt: skip
 def test_the_names_of_ops_and_of_their_kernels_are_taken(name: str, owner: str) -> None:
     kernels = tuple(replace(kernel, name=kernel.name.replace("log_softmax", name)) for kernel in LOG_SOFTMAX.kernels)
     with pytest.raises(PluginError, match=f"its name is taken: tridal has an op {owner!r}"):

@@ -18,12 +18,14 @@ from tridal.testing.cases import Case
 from tridal.testing.checking import difference
 from tridal.testing.tolerance import UNIT
 
-CASES = small_cases("softmax")
+CASES = [case for case in small_cases("softmax") if case.direction != "double"]
 MODIFIED_CASES = [
     case
     for case in cases(INTERPRETER, ["softmax"])
     if case.plan == "planned" and case.modified
-    and (case.direction == "forward" or case.mask is None or case.masked_rows == "zero")  # torch's gradient of NaN is 0
+    # torch computes gradients from Y before it is rounded to 16 bits, and gives zero where a masked row is NaN
+    and (case.direction == "forward" or case.out_dtype[-2:] in ("32", "64"))
+    and (case.direction == "forward" or case.mask is None or case.masked_rows == "zero")
 ]  # fmt: skip
 
 
@@ -40,7 +42,7 @@ def modified_softmax(name: str = "", change: Callable[[Any], Any] = lambda value
 
 
 def test_correct_modified_softmax_passes() -> None:
-    assert failures(modified_softmax(), MODIFIED_CASES[::5]) == []
+    assert failures(modified_softmax(), MODIFIED_CASES) == []
 
 
 @pytest.mark.parametrize(
@@ -58,14 +60,16 @@ def test_fault_of_modified_softmax_is_found(name: str, change: Callable[[Any], A
     assert is_found(modified_softmax(name, change), [case for case in MODIFIED_CASES if found_by in case.name])
 
 
+CORRECT = rounded("softmax")
+
+
 def pads_with_zeros(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
     """Pads rows to a power of two with zeros instead of -inf."""
-    x = x.to(dtype or x.dtype)
     if x.numel() == 0 or x.dim() == 0:
-        return torch.softmax(x, dim)
+        return CORRECT(x, dim, dtype)
     x, cols = x.movedim(dim, -1), x.shape[dim]
     padded = torch.nn.functional.pad(x, (0, (1 << (cols - 1).bit_length()) - cols))
-    return torch.softmax(padded, -1)[..., :cols].movedim(-1, dim)
+    return CORRECT(padded, -1, dtype)[..., :cols].movedim(-1, dim)
 
 
 def does_not_subtract_the_maximum(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
@@ -73,12 +77,8 @@ def does_not_subtract_the_maximum(x: torch.Tensor, dim: int, dtype: torch.dtype 
     return e / e.sum(dim, keepdim=True)
 
 
-def casts_the_result(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
-    return (torch.softmax(x, dim) if x.is_floating_point() else torch.softmax(x, dim, dtype)).to(dtype or x.dtype)
-
-
 def changes_its_input(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
-    y = torch.softmax(x, dim, dtype)
+    y = CORRECT(x.clone(), dim, dtype)
     x.detach().zero_()
     return y
 
@@ -88,16 +88,14 @@ def raises(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor
 
 
 FAULTS: dict[str, Function] = {
-    "uniform": lambda x, dim, dtype: torch.softmax(x * 0, dim, dtype),
-    "ignores dim": lambda x, dim, dtype: torch.softmax(x, -1, dtype),
-    "replaces NaN": lambda x, dim, dtype: torch.softmax(x, dim, dtype).nan_to_num(),
-    "ignores strides": lambda x, dim, dtype: torch.softmax(
-        x.as_strided(x.shape, torch.empty(x.shape).stride()), dim, dtype
-    ),
-    "returns float32": lambda x, dim, dtype: torch.softmax(x, dim, dtype).float(),
+    "uniform": lambda x, dim, dtype: CORRECT(x * 0, dim, dtype),
+    "ignores dim": lambda x, dim, dtype: CORRECT(x, -1, dtype),
+    "replaces NaN": lambda x, dim, dtype: CORRECT(x, dim, dtype).nan_to_num(),
+    "ignores strides": lambda x, dim, dtype: CORRECT(x.as_strided(x.shape, torch.empty(x.shape).stride()), dim, dtype),
+    "returns float32": lambda x, dim, dtype: CORRECT(x, dim, dtype).float(),
+    "casts the result instead of the input": lambda x, dim, dtype: CORRECT(x, dim).to(dtype or x.dtype),
     "pads with zeros": pads_with_zeros,
     "does not subtract the maximum": does_not_subtract_the_maximum,
-    "casts the result instead of the input": casts_the_result,
     "changes its input": changes_its_input,
     "raises": raises,
 }
@@ -125,7 +123,9 @@ def test_faulty_softmax_is_found(fault: str, found_by: str) -> None:
     def faulty(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return FAULTS[fault](x, dim, dtype)
 
-    assert is_found(faulty, [case for case in CASES if found_by in case.name])
+    chosen = [case for case in CASES if found_by in case.name]
+    assert failures(CORRECT, chosen) == []
+    assert is_found(faulty, chosen)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,17 @@ import pytest
 import torch
 
 import tridal
-from conformance_helpers import INTERPRETER
+from conformance_helpers import INTERPRETER, registered
 from tridal import testing
 from tridal.devices import registry, settings
 from tridal.devices.types import FEATURES, SCHEDULES, Backend
 from tridal.errors import DeviceUnavailableError, PlanError
 from tridal.ops import planning
+from tridal.testing.changed_backend import with_members
 from tridal.testing.implementation import public_function
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
+
+DTYPES = "float32", "float64"
 
 
 class Supporting:
@@ -46,6 +49,13 @@ def test_unavailable_backend_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(INTERPRETER), "unavailable", lambda self: "not installed: triton")
     with pytest.raises(DeviceUnavailableError, match="not installed: triton"), testing.implementation(INTERPRETER):
         pass
+
+
+def test_torch_computes_no_case_of_a_backend() -> None:
+    with registered(with_members(INTERPRETER, name="narrow", dtypes=frozenset({"float32"}))) as narrow:
+        results = [testing.run_case(testing.Case("softmax", "forward", (3, 5), dtype=d), narrow) for d in DTYPES]
+    assert [result.passed for result in results] == [True, False]
+    assert "'narrow' does not compute float64" in str(results[1].message)
 
 
 def test_a_backend_gets_the_overrides_that_it_supports() -> None:

@@ -9,10 +9,10 @@ import numpy
 import pytest
 import torch
 
-from conformance_helpers import Function, failures, rounded, small_cases
+from conformance_helpers import CPU, Function, failures, rounded, small_cases
 from third_party_op import UNIT_NORM
 from tridal.ops import table
-from tridal.testing import Case
+from tridal.testing import Case, Implementation, check
 from tridal.testing.checking import difference
 from tridal.testing.exact import Call, gradients_of
 from tridal.testing.inputs import make_values
@@ -61,6 +61,17 @@ def test_softmax_with_an_imprecise_sum_is_outside_its_bounds(dtype: torch.dtype,
 )
 def test_softmax_gradient_with_an_imprecise_sum_is_outside_its_bounds(fault: str, found_by: str) -> None:
     assert failures(rounded("softmax", fault), [case for case in small_cases("softmax") if found_by in case.name])
+
+
+@pytest.mark.parametrize("interpreted", [True, False])
+def test_many_roundings_of_a_sum_are_inside_the_bounds_of_the_interpreter_only(interpreted: bool) -> None:
+    """NumPy adds the elements of a row one after the other, except along the last dim."""
+
+    def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+        return (torch.softmax(x.double(), dim) * (1 + 300 * UNIT["float32"])).float()
+
+    case = Case("softmax", "forward", (1001, 6), 0)
+    assert check(case, Implementation(CPU, lambda op: softmax, interpreted)).passed == interpreted
 
 
 def unit_norm(fault: str = "") -> Function:

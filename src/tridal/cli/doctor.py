@@ -49,7 +49,6 @@ def examine() -> dict[str, Any]:
         )
     effective_settings = _settings(problems)
     problems += [*unreadable(), *registry.find_architectures()[1]]
-    chosen_device = _chosen_device()  # before the backends, so that the times of all their members are known
     devices = [device for entry in registry.registered() for device in _devices(entry, problems)]
     versions = {
         "tridal": __version__,
@@ -68,7 +67,7 @@ def examine() -> dict[str, Any]:
         "ops": _ops(problems),
         "devices": devices,
         "settings": effective_settings,
-        "device": chosen_device,
+        "device": _chosen_device(),
         "fallbacks": _fallbacks(),
         "notes": _notes(),
     }
