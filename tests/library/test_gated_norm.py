@@ -38,6 +38,48 @@ def test_function_and_gradients_are_those_of_models(device: torch.device, option
     assert_close(torch.autograd.grad(y, tensors, grad), torch.autograd.grad(expected, tensors, grad))
 
 
+@pytest.mark.parametrize("weight_dtype", [torch.float16, torch.float32])
+@each
+def test_llama_casting_rounds_in_the_order_of_torchs_ops(
+    device: torch.device, options: Any, weight_dtype: torch.dtype
+) -> None:
+    x, gate = torch.randn(2, 64, 48, device=device).half()
+    weight = torch.randn(48, device=device).to(weight_dtype)
+    activated = (functional.silu if options["activation"] == "silu" else torch.sigmoid)(gate.float())
+    gated = x.float() * activated if options["gate_first"] else x.float()
+    expected = weight * functional.rms_norm(gated, (48,), eps=1e-5).half()
+    expected = expected if options["gate_first"] else (expected * activated).half()
+    y = tridal.gated_rms_norm(x, gate, (48,), weight, 1e-5, **options, casting="llama")
+    assert y.dtype is expected.dtype
+    assert (y != expected).double().mean() < 0.02  # an addition in another order may change a rounding
+    assert_close(y, expected, rtol=2**-9, atol=1e-6)
+    once = tridal.gated_rms_norm(x, gate, (48,), weight, 1e-5, **options)
+    assert (once != expected).double().mean() > 0.1
+
+
+@pytest.mark.parametrize("index", range(3), ids=["input", "gate", "weight"])
+def test_float64_is_mixed_with_other_dtypes_by_torch_alone(device: torch.device, index: int) -> None:
+    """Only the weight may be narrower than a float64 input."""
+    for narrow in (False, True):  # one float64 tensor, or all others
+        tensors = [
+            torch.randn(*shape, device=device, dtype=torch.float32 if (i == index) == narrow else torch.float64)
+            for i, shape in enumerate([(4, 16), (4, 16), (16,)])
+        ]
+        for tensor in tensors:
+            tensor.requires_grad_()
+        x, gate, weight = tensors
+        with tridal.record_calls() as calls:
+            y = tridal.gated_rms_norm(x, gate, (16,), weight, 1e-5)
+            found = torch.autograd.grad(y.sum(), tensors)
+        wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
+        exact = of_models(*wide, "silu", False)
+        assert_close(y, exact.to(x.dtype))
+        for gradient, expected in zip(found, torch.autograd.grad(exact.sum(), wide), strict=True):
+            assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-5)
+        by_torch = {call.op for call in calls if call.backend == "torch"}
+        assert by_torch == (set() if narrow and index == 2 else {"gated_rms_norm", "gated_rms_norm_backward"})
+
+
 @each
 def test_dtype_is_that_of_the_input_and_gradients_have_the_dtypes_of_their_tensors(
     device: torch.device, options: Any
@@ -63,9 +105,10 @@ def test_calls_that_differ_in_an_option_do_not_share_a_kernel(device: torch.devi
 
 
 def test_module_has_the_state_of_torchs_rms_norm() -> None:
-    norm = tridal.nn.GatedRMSNorm(8, eps=1e-5, activation="sigmoid", gate_first=True)
+    norm = tridal.nn.GatedRMSNorm(8, eps=1e-5, activation="sigmoid", gate_first=True, casting="llama")
     norm.load_state_dict(torch.nn.RMSNorm(8).state_dict())
-    assert str(norm) == "GatedRMSNorm((8,), eps=1e-05, elementwise_affine=True, activation='sigmoid', gate_first=True)"
+    options = "activation='sigmoid', gate_first=True, casting='llama'"
+    assert str(norm) == f"GatedRMSNorm((8,), eps=1e-05, elementwise_affine=True, {options})"
     x, gate = torch.randn(2, 3, 8)
     assert_close(norm(x, gate), of_models(x, gate, norm.weight, "sigmoid", True))
 
@@ -77,6 +120,7 @@ def test_module_has_the_state_of_torchs_rms_norm() -> None:
         ({"gate": None}, "gate must be a torch.Tensor, got None"),
         ({"weight": torch.ones(4)}, r"weight must have the shape \(8,\)"),
         ({"activation": "gelu"}, "activation must be 'silu' or 'sigmoid', got 'gelu'"),
+        ({"casting": "gemma"}, "casting must be None or 'llama', got 'gemma'"),
         ({"gate_first": 1}, "gate_first must be a bool, got 1"),
         ({"normalized_shape": (4,)}, r"normalized_shape must be the last sizes"),
     ],

@@ -18,9 +18,9 @@ def rms(direction: Direction, **options: Any) -> Case:
     return Case("rms_norm", direction, (9, 57), **options)
 
 
-def gated(direction: Direction, **numbers: Any) -> Case:
+def gated(direction: Direction, dtype: str = "float32", **numbers: Any) -> Case:
     """A case of gated_rms_norm."""
-    return Case("gated_rms_norm", direction, (9, 57), numbers=tuple(numbers.items()))
+    return Case("gated_rms_norm", direction, (9, 57), dtype=dtype, numbers=tuple(numbers.items()))
 
 
 def layer(direction: Direction, **options: Any) -> Case:
@@ -54,8 +54,9 @@ MUTANTS = [
         ("gated_rms_norm.square", "the gate is not in the sum of squares", "x * activated", "x",
          gated(FORWARD, gate_first=True)),
         ("gated_rms_norm.gated_rms_norm", "the activation is dropped",
-         "weighted(x * tl.expand_dims(inverse_rms, AXIS), weight) * activated",
-         "weighted(x * tl.expand_dims(inverse_rms, AXIS), weight)", gated(FORWARD)),
+         "weighted(y, weight) * activated", "weighted(y, weight)", gated(FORWARD)),
+        ("gated_rms_norm.gated_rms_norm", "the normalized element is not rounded", "rounded(y, INPUT_DTYPE)", "y",
+         gated(FORWARD, "bfloat16", casting="llama")),
         ("gated_rms_norm.x_gradient", "the projection is not gated", "projection * activated", "projection",
          gated(BACKWARD, gate_first=True)),
         ("gated_rms_norm.gate_gradient", "the derivative of the activation is dropped",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from tridal.library.gated_norm.gated_rms_norm import ACTIVATIONS, GATED_RMS_NORM
+from tridal.library.gated_norm.gated_rms_norm import ACTIVATIONS, CASTINGS, GATED_RMS_NORM
 from tridal.library.norms.checks import check_sizes, traced_sizes
 from tridal.ops import Arguments, accumulator, check_bool, check_choice, check_number, check_tensor, compute
 from tridal.pytorch import check_arguments, op_function, torch_computes
@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 def gated_rms_norm(
     call: Any, input: Tensor, gate: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     eps: float | None = None, *, activation: Literal["silu", "sigmoid"] = "silu", gate_first: bool = False,
-    stream: Any = None,
+    casting: Literal["llama"] | None = None, stream: Any = None,
 ) -> Tensor:  # fmt: skip
     """rms_norm(input) * weight * activation(gate) over the last dims.
 
@@ -33,10 +33,15 @@ def gated_rms_norm(
         eps: by default, the eps of float32; for float64 input that of float64.
         activation: that of the gate, "silu" or "sigmoid".
         gate_first: if it is True, input * activation(gate) is normalized: rms_norm(input * activation(gate)) * weight.
+        casting: None computes in float32 (float64 for float64) and rounds once, to the dtype of the input. "llama"
+            computes rms_norm(..., casting="llama") * activation(gate): it rounds the normalized input to the dtype of
+            the input, and its product with the weight to the promoted dtype. The product with the activation is rounded
+            to the dtype of the input. With `gate_first`, the product with the weight is the result, in the promoted
+            dtype.
         stream: see `tridal.softmax`.
 
     Returns:
-        A contiguous tensor in the dtype of the input. It is computed in float32 (float64 for float64) and rounded once.
+        A contiguous tensor, in the dtype that `casting` says.
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
@@ -53,13 +58,14 @@ def gated_rms_norm(
     op = GATED_RMS_NORM.name
     check_choice(op, "activation", activation, ACTIVATIONS)
     check_bool(op, "gate_first", gate_first)
+    check_choice(op, "casting", casting, CASTINGS)
     if eps is not None:
         check_number(op, "eps", eps)
     normalized_shape = traced_sizes(normalized_shape)
     check_sizes(op, input, normalized_shape)
     check_tensor(op, "gate", gate)
     eps = torch.finfo(accumulator(input, gate)).eps if eps is None else float(eps)
-    arguments = (input, gate, weight, len(normalized_shape), eps, activation, gate_first)
+    arguments = (input, gate, weight, len(normalized_shape), eps, activation, gate_first, casting or "")
     check_arguments(Arguments(GATED_RMS_NORM.signature, arguments))
     if torch_computes(op, input, gate, weight):
         return compute(GATED_RMS_NORM, *arguments)[0]  # type: ignore[return-value]

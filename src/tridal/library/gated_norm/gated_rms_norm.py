@@ -1,22 +1,25 @@
 """RMSNorm with a gate: its kernels, its maths in torch's ops, and its gradient.
 
 The result is n * weight * activation(gate), where n is the normalized input. With `gate_first`, n is the normalized
-input * activation(gate), and the result n * weight. So the two differ only in the mean of squares.
+input * activation(gate), and the result n * weight. So the two differ in the mean of squares, and in what the casting
+"llama" rounds: n and n * weight, as `rms_norm` does, before the activation multiplies or after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tridal.ops import Named, Op, Result, RowKernel, RowReduce, Statistic, number, per_column, per_element, sum_dtype
+from tridal.library.norms.norms import unsupported
+from tridal.ops import Named, Op, Result, RowKernel, RowReduce, Statistic, number, per_column, per_element
 
 Tensor = torch.Tensor
 MODULE = "tridal.library.gated_norm.kernels.gated_rms_norm"
 ACTIVATIONS = ("silu", "sigmoid")
+CASTINGS = (None, "llama")
 
 
 def _activation(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
@@ -26,14 +29,20 @@ def _activation(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
 
 
 def reference(
-    input: Tensor, gate: Tensor, weight: Tensor | None, rows: RowReduce, eps: float, activation: str, gate_first: bool
-) -> tuple[Tensor, Tensor]:
+    input: Tensor, gate: Tensor, weight: Tensor | None, rows: RowReduce, eps: float, activation: str, gate_first: bool,
+    casting: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns the gated and normalized input, and 1 / sqrt(mean of squares + eps) of each row."""
     activated, _ = _activation(gate, activation)
     normalized = input * activated if gate_first else input
     inverse_rms = torch.rsqrt(rows.mean(normalized * normalized) + eps)
-    y = input * inverse_rms
-    return (y if weight is None else y * weight) * activated, inverse_rms
+    y = (normalized if casting else input) * inverse_rms
+    if casting:
+        y = rows.rounded(y, rows.dtypes["input"])
+    y = y if weight is None else y * weight
+    if casting and not gate_first:
+        y = rows.rounded(y, _weighted_dtype(rows.dtypes))
+    return y if casting and gate_first else y * activated, inverse_rms
 
 
 def gradient(
@@ -54,13 +63,26 @@ def gradient(
     return (dn * activated - projection) * inverse_rms, dn * x * inverse_rms * slope, term
 
 
+def _weighted_dtype(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
+    """The promoted dtype of input and weight, from the dtypes of the tensors by name."""
+    return torch.promote_types(dtypes["input"], dtypes.get("weight", dtypes["input"]))
+
+
+def _dtypes(named: Named) -> Mapping[str, torch.dtype]:
+    return {name: named[name].dtype for name in ("input", "weight") if named[name] is not None}
+
+
+def _dtype(named: Named) -> torch.dtype:
+    promotes = named["casting"] == "llama" and named["gate_first"]
+    return _weighted_dtype(_dtypes(named)) if promotes else named["input"].dtype
+
+
 def _constants(named: Named) -> Mapping[str, Any]:
-    return {"ACTIVATION": named["activation"], "GATE_FIRST": named["gate_first"]}
-
-
-def _unsupported(named: Named, dtypes: Sequence[torch.dtype]) -> str | None:
-    mixed = sum_dtype(named) is torch.float64 and named["gate"].dtype is not torch.float64
-    return "kernels of norms compute float64 tensors with float64 tensors only" if mixed else None
+    found = {"ACTIVATION": named["activation"], "GATE_FIRST": named["gate_first"]}
+    if "casting" not in named:
+        return found
+    dtypes = {"INPUT_DTYPE": named["input"].dtype, "WEIGHTED_DTYPE": _weighted_dtype(_dtypes(named))}
+    return {**found, "CASTING": named["casting"], **{k: str(d).removeprefix("torch.") for k, d in dtypes.items()}}
 
 
 _CONSTANTS = (("ACTIVATION", "silu"), ("GATE_FIRST", False))
@@ -80,7 +102,9 @@ GATED_RMS_NORM = Op(
             writes=("gated_rms_norm",),
             row_writes=("inverse_rms",),
             parameters=("eps",),
-            constants=_CONSTANTS,
+            constants=(
+                *_CONSTANTS, ("CASTING", ""), ("INPUT_DTYPE", "float32"), ("WEIGHTED_DTYPE", "float32"),
+            ),
             neutral_padding=True,
             live_tiles=3,
         ),
@@ -100,10 +124,10 @@ GATED_RMS_NORM = Op(
     ),
     arguments=(
         per_element("input"), per_element("gate"), per_column("weight", optional=True), number("dims", type="int"),
-        *_NUMBERS,
+        *_NUMBERS, number("casting", "", range=("", "llama")),
     ),
     results=(
-        Result("output", "element", lambda named: named["input"].dtype, gradient="dy"),
+        Result("output", "element", _dtype, gradient="dy"),
         Result("inverse_rms", "row", returned=False),
     ),
     reference=reference,
@@ -116,6 +140,6 @@ GATED_RMS_NORM = Op(
     ),
     gradient_numbers=tuple(replace(n, default=None) for n in _NUMBERS),  # no default before `output_mask`
     constants=_constants,
-    unsupported=_unsupported,
+    unsupported=unsupported,
     benchmark="tridal.library.gated_norm.benchmark:GATED_RMS_NORM",
 )  # fmt: skip

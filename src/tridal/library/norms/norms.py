@@ -11,6 +11,8 @@ import torch
 from tridal.ops import Op, Result, RowKernel, RowReduce, Statistic, number, per_column, per_element, sum_dtype
 
 Tensor = torch.Tensor
+_OTHER_ELEMENTS = ("gate",)
+"""The names of further tensors with a number per element that norms multiply or add."""
 
 
 def total_dtype(named: Mapping[str, Any]) -> torch.dtype:
@@ -29,10 +31,14 @@ def add_residual(input: Tensor, residual: Tensor | None, rows: RowReduce) -> tup
 
 
 def unsupported(named: Mapping[str, Any], dtypes: Sequence[torch.dtype]) -> str | None:
-    """Why no kernel computes a norm or its gradient: float64 is mixed with narrower dtypes."""
-    x = total_dtype(named) if "input" in named else named["x"].dtype
-    narrow = x is not torch.float64 or dtypes[0] is not torch.float64
-    mixed = narrow and sum_dtype(named) is torch.float64
+    """Why no kernel computes a norm or its gradient: float64 is mixed with narrower dtypes.
+
+    If a tensor is float64, all tensors with a number per element and the first result have to be. An input and its
+    residual count as their sum.
+    """
+    x = total_dtype(named) if "residual" in named else named["input" if "input" in named else "x"].dtype
+    elements = (x, *(named[name].dtype for name in _OTHER_ELEMENTS if named.get(name) is not None), dtypes[0])
+    mixed = sum_dtype(named) is torch.float64 and any(dtype is not torch.float64 for dtype in elements)
     return "kernels of norms compute float64 tensors with float64 tensors only" if mixed else None
 
 

@@ -6,7 +6,10 @@ With GATE_FIRST, the squares are those of the gated elements, otherwise those of
 import triton
 import triton.language as tl
 
-from tridal.kernels.numerics import sigmoids
+from tridal.kernels.numerics import rounded, sigmoids
+from tridal.library.norms.kernels import rms_norm
+
+inverse_rms = rms_norm.inverse_rms
 
 
 @triton.jit
@@ -29,18 +32,24 @@ def square(x, gate, ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr, EXP2_BIA
 
 
 @triton.jit
-def inverse_rms(squares, count, eps):
-    """Returns 1 / sqrt(mean of squares + eps)."""
-    return 1.0 / tl.sqrt(squares / count + eps)
-
-
-@triton.jit
 def gated_rms_norm(
-    x, gate, weight, inverse_rms, ACTIVATION: tl.constexpr, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr
+    x, gate, weight, inverse_rms, ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr, CASTING: tl.constexpr,
+    INPUT_DTYPE: tl.constexpr, WEIGHTED_DTYPE: tl.constexpr, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """x * inverse_rms * weight * activation(gate)."""
+    """x * inverse_rms * weight * activation(gate).
+
+    If CASTING is "llama", the normalized element is rounded to INPUT_DTYPE, and then its product with the weight to
+    WEIGHTED_DTYPE. With GATE_FIRST, this product is the result; otherwise it is multiplied by the activation.
+    """
     activated, _ = _activation(gate, ACTIVATION, EXP2_BIAS)
-    return weighted(x * tl.expand_dims(inverse_rms, AXIS), weight) * activated
+    y = x * tl.expand_dims(inverse_rms, AXIS)
+    if CASTING == "llama":
+        if GATE_FIRST:
+            return weighted(rounded(y * activated, INPUT_DTYPE), weight)
+        else:
+            return rounded(weighted(rounded(y, INPUT_DTYPE), weight), WEIGHTED_DTYPE) * activated
+    else:
+        return weighted(y, weight) * activated
 
 
 @triton.jit
@@ -60,7 +69,8 @@ def product(
 
     It is the same with and without GATE_FIRST, because the activation is a factor of one or of the other.
     """
-    return dy * gated_rms_norm(x, gate, weight, inverse_rms, ACTIVATION, AXIS, EXP2_BIAS)
+    activated, _ = _activation(gate, ACTIVATION, EXP2_BIAS)
+    return dy * (weighted(x * tl.expand_dims(inverse_rms, AXIS), weight) * activated)
 
 
 @triton.jit
