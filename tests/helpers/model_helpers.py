@@ -57,6 +57,10 @@ def _t5(**sizes: Any) -> Any:
     return transformers.T5ForConditionalGeneration(config)
 
 
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2,
+}  # fmt: skip
 MODELS: dict[str, Callable[..., Any]] = {
     "Llama": _causal_lm("Llama", num_key_value_heads=2),
     "Qwen3": _causal_lm("Qwen3", **HEADS),
@@ -68,6 +72,18 @@ MODELS: dict[str, Callable[..., Any]] = {
     "T5": _t5,
     "Cohere": _causal_lm("Cohere", num_key_value_heads=2),
     "Granite": _causal_lm("Granite", num_key_value_heads=2),
+    "Qwen3Next": _causal_lm(
+        "Qwen3Next",
+        **HEADS,
+        **LINEAR,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
+    "Mamba2": _causal_lm(
+        "Mamba2", num_heads=4, head_dim=16, state_size=8, n_groups=2, expand=2, chunk_size=8, num_attention_heads=4
+    ),
     "Mixtral": _causal_lm("Mixtral", num_key_value_heads=2, num_local_experts=2, output_router_logits=True),
 }
 

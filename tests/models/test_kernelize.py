@@ -52,9 +52,9 @@ def test_weights_of_another_dtype_are_computed_in_the_order_of_the_class(device:
             torch.testing.assert_close(norm(x.to(dtype)), expected, rtol=2**-7, atol=0)
 
 
-class GatedRMSNorm(torch.nn.RMSNorm):
-    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-        return super().forward(x if gate is None else x * gate)
+class ScaledRMSNorm(torch.nn.RMSNorm):
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x if scale is None else x * scale)
 
 
 class OwnSoftmax(torch.nn.Softmax):
@@ -74,7 +74,7 @@ SCRIPT = "TorchScript has compiled it, and only modules of Python can be replace
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_report_says_what_was_replaced_and_why_not(device: torch.device) -> None:
     reasons = {
-        GatedRMSNorm(8): "its forward takes (x, gate), and a norm takes one tensor",
+        ScaledRMSNorm(8): "its forward takes (x, scale), and a norm takes one tensor, or a tensor and a gate",
         OwnSoftmax(-1): "it has its own forward, which is not that of torch.nn.Softmax",
         tridal.nn.RMSNorm(8): "it is a module of tridal",
         quantised(): "tridal has no norm with parameters of these dtypes: Parameter of torch.float32, Parameter of "

@@ -11,7 +11,7 @@ import torch
 import tridal
 from model_helpers import SMALL, TOKENS, assert_same_step, step, transformers
 
-NAMED = re.compile("(Norm|MLP|GatedActDense|Experts|Attention)$|^.*LayerNorm1P$")
+NAMED = re.compile("(Norm|NormGated|MLP|GatedActDense|Experts|Attention)$|^.*LayerNorm1P$")
 """Names of classes whose modules are in the report, except those of `UNNAMED`."""
 TWO = {"num_hidden_layers": 2, "num_key_value_heads": 2}
 WIDE = {**TWO, "head_dim": 8}
@@ -22,6 +22,14 @@ MIXTURE = {
 LATENT = {
     **MIXTURE, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+HYBRID = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+MAMBA = {
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8, "mamba_d_ssm": 64,
+    "mamba_n_groups": 1,
 }  # fmt: skip
 GPT = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
@@ -35,6 +43,13 @@ CAUSAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("Mixtral", "Qwen2Moe", "Qwen3Moe", "Phimoe", "Olmoe", "GraniteMoe"), MIXTURE),
     **dict.fromkeys(("Glm4Moe", "Dots1", "GptOss"), MIXTURE),
     **dict.fromkeys(("DeepseekV2", "DeepseekV3"), LATENT),
+    **{name: {**MIXTURE, **HYBRID} for name in ("Qwen3Next", "Qwen3_5Text")},
+    "Mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 8},
+    "GraniteMoeHybrid": {**TWO, **MAMBA, "layer_types": ["mamba", "attention"]},
+    "Bamba": {**TWO, **MAMBA, "attn_layer_indices": [1]},
+    "FalconH1": {**WIDE, **MAMBA, "mamba_rms_norm": True},
+    "NemotronH": {**WIDE, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2,
+                  "chunk_size": 8, "hybrid_override_pattern": "M*"},
     "Lfm2": {**TWO, "layer_types": ["conv", "full_attention"]},
     "GPT2": GPT, "GPTJ": {**GPT, "rotary_dim": 4}, "Falcon": {}, "Bloom": {"n_layer": 1, "n_head": 4},
     "OPT": {"ffn_dim": 32, "word_embed_proj_dim": 32},
@@ -51,7 +66,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 UNNAMED = re.compile(
     "(Phi|Starcoder2|Persimmon|Nemotron|Arcee|Apertus|GptOss|NanoChat|GPTNeoX|GPT2|GPTJ|Falcon|Bloom)MLP|M?T5.*Attention|"
-    "(GPT2|Bloom|OPT|RoFormer|Esm|Bart|Bert(Self)?|Roberta(Self)?|Electra(Self)?)Attention"
+    "(GPT2|Bloom|OPT|NemotronH|RoFormer|Esm|Bart|Bert(Self)?|Roberta(Self)?|Electra(Self)?)Attention"
 )
 """Classes without a gate or a rotary embedding, which are no candidates."""
 FEW = ("Lfm2", "GptOss", "T5")

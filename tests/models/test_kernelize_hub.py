@@ -89,20 +89,27 @@ LAYERS: dict[str, tuple[Any, str, set[str]]] = {
     "SwiGLU": (lambda: mlp_of("Llama"), "SwiGLUMLP", {"swiglu"}),
     "GeGLU": (lambda: mlp_of("Gemma"), "GeGLUMLP", {"geglu"}),
     "GELU": (transformers.activations.NewGELUActivation, "NewGELU", set()),
-}
+    "Qwen3-Next": (
+        lambda: norm_of("qwen3_next.modeling_qwen3_next.Qwen3NextRMSNormGated"), "RMSNormGated", {"gated_rms_norm"},
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*zip(LAYERS, 3 * (torch.bfloat16, torch.float32), strict=True)])
+DTYPES = 3 * (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*zip(LAYERS, (*DTYPES, torch.float32), strict=True)])
 def test_layer_of_the_repository_computes_the_class(device: torch.device, name: str, dtype: torch.dtype) -> None:
     """The first call compares the module, also inside a checkpoint."""
     make, layer, ops = LAYERS[name]
     module = with_layer(make(), layer, device).to(dtype)
     cols = next((p.shape[-1] for p in module.parameters()), 9)
     x = torch.randn(2, 3, cols, device=device, dtype=dtype, requires_grad=True)
-    expected = type(module).forward(module, x)
-    got = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
+    inputs = (x, x.cos()) if layer == "RMSNormGated" else (x,)
+    expected = type(module).forward(module, *inputs)
+    got = torch.utils.checkpoint.checkpoint(module, *inputs, use_reentrant=False)
     torch.testing.assert_close(got, expected)
-    assert ops_of(lambda: module(x)) == ops
+    assert ops_of(lambda: module(*inputs)) == ops
     if not ops:
         assert module(x).grad_fn.name() == "GeluBackward0"
 

@@ -13,7 +13,7 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as softmax_modules
-from tridal.models import activations, glu, loss_comparison, norms, rotary
+from tridal.models import activations, glu, loss_comparison, norm_comparison, rotary
 from tridal.models.causal_lm import CausalLM, CausalLMForm
 from tridal.models.losses import Head
 from tridal.models.reads import names_in, own_forward
@@ -48,7 +48,7 @@ def _may_be_norm(module: torch.nn.Module) -> bool:
     return bool(NORM.search(name)) and (not module._modules or name.lower().endswith("norm"))
 
 
-_NORMS = Family(_may_be_norm, norms.find_form)
+_NORMS = Family(_may_be_norm, norm_comparison.find_form)
 FAMILIES = (
     Family(activations.may_be_activation, activations.find_form),
     Family(glu.may_be_glu, glu.find_form),

@@ -25,9 +25,10 @@ LAYER = "TridalNorm"
 def repository() -> Path:
     """Returns the folder of tridal's kernel repository for the package `kernels`. It serves every backend.
 
-    Its layers RMSNorm, RMSNormZeroCentered, LayerNorm, SwiGLUMLP, GeGLUMLP, GeLU, NewGELU and FastGELU compute what the
-    class of a module computes. Each module is compared in its first call, as by `tridal.kernelize`. The class computes
-    a module that differs, which the log says once, and a module that is compiled before its first call.
+    Its layers RMSNorm, RMSNormZeroCentered, RMSNormGated, LayerNorm, SwiGLUMLP, GeGLUMLP, GeLU, NewGELU and FastGELU
+    compute what the class of a module computes. Each module is compared in its first call, as by `tridal.kernelize`.
+    The class computes a module that differs, which the log says once, and a module that is compiled before its first
+    call.
 
     `transformers.KernelConfig({"RMSNorm": f"{repository()}:RMSNorm"}, use_local_kernel=True)` and
     `kernels.LocalLayerRepository(repository(), layer_name="RMSNorm")` select a layer.
@@ -43,8 +44,9 @@ def repository() -> Path:
 def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     """Returns a mapping of a model's norms for `kernels.use_kernel_mapping` or `kernels.register_kernel_mapping`.
 
-    The norms are compared as by `tridal.kernelize`. `kernels` finds a module by the layer name of its class. A class
-    without one gets the name `LAYER`, with a condition that only norms of models given to this function satisfy.
+    Norms with a gate are not in it. The others are compared as by `tridal.kernelize`. `kernels` finds a module by the
+    layer name of its class. A class without one gets the name `LAYER`, with a condition that only norms of models given
+    to this function satisfy.
 
     The mapping is for the device types of the model, and those that a backend serves under the current settings.
     `kernels` may call a device as its backend is called, so the names of backends are added.
@@ -67,7 +69,7 @@ def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
 
     for module in model.modules():
         decision = None if FORM in module.__dict__ else isolated(decide, module)
-        if decision is not None and isinstance(decision.form, NormForm):
+        if decision is not None and isinstance(decision.form, NormForm) and decision.form.inputs == 1:
             module.__dict__[FORM] = decision.form
     names = {_layer_name(type(module)) for module in model.modules() if _is_computed(module)}
     notes = device_notes(model) if names else ["it has no norm that tridal computes; tridal.kernelize(model) says why"]

@@ -128,12 +128,17 @@ class Reads:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What a replaced module computes: `compute(module, x)` returns the output, or None if the class computes it.
+    """What a replaced module computes: `compute(module, *inputs)` returns the output, or None if the class computes it.
 
     It can be pickled. Its text is the function of tridal with arguments.
     """
 
     reads: Reads = Reads()
+
+    @property
+    def inputs(self) -> int:
+        """How many tensors the forward of the module takes."""
+        return 1
 
     @property
     def compiler_is_faster(self) -> bool:

@@ -148,10 +148,12 @@ def hooks_of(module: Any) -> list[Any]:
 
 
 class Layer(Replacement):
-    """The forward of a module that takes one tensor, such as a norm or an activation. The form computes it."""
+    """The forward of a module that takes tensors, such as a norm or an activation. The form computes it."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the output. The module's class computes what its form does not."""
-        form = self._tridal_form if len(args) == 1 and not kwargs else None
-        result = form.compute(self, args[0]) if form is not None and form.computes(self, args[0]) else None
+        form = None if kwargs else self._tridal_form
+        if form is None or len(args) != form.inputs or not form.computes(self, args[0]):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        result = form.compute(self, *args)
         return result if result is not None else super().forward(*args, **kwargs)  # type: ignore[misc]

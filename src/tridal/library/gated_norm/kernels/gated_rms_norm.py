@@ -42,14 +42,14 @@ def gated_rms_norm(
     WEIGHTED_DTYPE. With GATE_FIRST, this product is the result; otherwise it is multiplied by the activation.
     """
     activated, _ = _activation(gate, ACTIVATION, EXP2_BIAS)
-    y = x * tl.expand_dims(inverse_rms, AXIS)
     if CASTING == "llama":
         if GATE_FIRST:
-            return weighted(rounded(y * activated, INPUT_DTYPE), weight)
+            return weighted(rounded(x * activated * tl.expand_dims(inverse_rms, AXIS), INPUT_DTYPE), weight)
         else:
-            return rounded(weighted(rounded(y, INPUT_DTYPE), weight), WEIGHTED_DTYPE) * activated
+            y = weighted(rounded(x * tl.expand_dims(inverse_rms, AXIS), INPUT_DTYPE), weight)
+            return rounded(y, WEIGHTED_DTYPE) * activated
     else:
-        return weighted(y, weight) * activated
+        return weighted(x * tl.expand_dims(inverse_rms, AXIS), weight) * activated
 
 
 @triton.jit
