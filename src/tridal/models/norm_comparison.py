@@ -20,7 +20,7 @@ import torch
 
 from tridal.models import comparison
 from tridal.models.comparison import NARROW, error, find, in_both_modes, nearest, tolerance_of
-from tridal.models.norms import Key, NormForm, parameters_of
+from tridal.models.norms import GatedNormForm, Key, NormForm, parameters_of
 from tridal.models.reads import Different, Recorder
 
 Tensor = torch.Tensor
@@ -78,19 +78,19 @@ def _forms(module: torch.nn.Module, shape: tuple[int, ...], gated: bool) -> Iter
     for eps in dict.fromkeys((*named, 1e-5, 1e-6, None)):
         if gated:
             for options, groups in itertools.product(_GATES, _groups(module, shape) if weight else (1,)):
-                yield NormForm("gated_rms_norm", weight, None, fixed, eps, options, groups)
+                yield GatedNormForm("gated_rms_norm", weight, None, fixed, eps, options, groups=groups)
             continue
         yield NormForm("layer_norm", weight, bias, fixed, eps)
         if bias is None:
             yield NormForm("rms_norm", weight, None, fixed, eps)
         if bias is None and weight is not None:
-            yield NormForm("rms_norm", weight, None, fixed, eps, (("weight_offset", 1.0),))
+            yield NormForm("rms_norm", weight, None, fixed, eps, {"weight_offset": 1.0})
 
 
-_GATES = tuple(
-    (*activation, *order)
-    for activation in ((), (("activation", "sigmoid"),))
-    for order in ((), (("gate_first", True),))
+_GATES: tuple[dict[str, Any], ...] = tuple(
+    {**activation, **order}
+    for activation in ({}, {"activation": "sigmoid"})
+    for order in ({}, {"gate_first": True})
 )  # fmt: skip
 """The options of gated norms."""
 
@@ -180,7 +180,7 @@ def _check_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> No
 
 
 def _casting(sample: _Sample, form: NormForm, expected: Sequence[Any]) -> tuple[str, bool] | str:
-    why, castings = "", CASTINGS[form.op][:: 1 if form.groups == 1 else -1]
+    why, castings = "", CASTINGS[form.op][:: -1 if getattr(form, "groups", 1) > 1 else 1]
     dtype, weight, *_ = sample.key
     widenings: tuple[bool, ...] = (False, True) if dtype in NARROW else (False,)
     if form.op == "layer_norm" and dtype not in NARROW:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -40,17 +40,10 @@ class NormForm(Form):
     """The normalised sizes. (0,) is the last dim, of any size."""
     eps: float | None
     """None is the eps of the dtype of statistics."""
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further arguments of the function, by name."""
-    groups: int = 1
-    """Columns are normalized in this many groups. torch multiplies the results of several groups by the weight."""
     castings: Mapping[Key, tuple[str, bool] | str] = field(default_factory=dict, hash=False)
     """For each key: the casting of the function and whether tensors are cast to float32, or how the module differs."""
-
-    @property
-    def inputs(self) -> int:
-        """How many tensors the forward of the module takes: the input, and a gate."""
-        return 1 + (self.op == GATED_RMS_NORM.name)
 
     @property
     def compiler_is_faster(self) -> bool:
@@ -72,8 +65,8 @@ class NormForm(Form):
         if shape != self.shape and self.shape != (0,):
             return None  # the error of the module is clearer
         autocast = private.autocast_enabled(x.device.type)
-        dtypes = None if weight is None else weight.dtype, autocast, None if gate is None else gate.dtype
-        found = self.castings.get((x.dtype, *dtypes))
+        of_weight, of_gate = None if weight is None else weight.dtype, None if gate is None else gate.dtype
+        found = self.castings.get((x.dtype, of_weight, autocast, of_gate))
         if not isinstance(found, tuple):
             return None
         if not autocast:
@@ -85,29 +78,22 @@ class NormForm(Form):
         x, weight, bias, eps = self._tensors(module, x, weight, widens)
         if self.op == LAYER_NORM.name:
             return layer_norm(x, shape, weight, bias, eps)
-        options: Any = {"casting": casting or None, **dict(self.options)}
-        if self.op == RMS_NORM.name:
-            return rms_norm(x, shape, weight, eps, **options)  # type: ignore[no-any-return]
-        if self.groups == 1:
-            return gated_rms_norm(x, gate, shape, weight, eps, **options)
-        x, gate = x.unflatten(-1, (self.groups, -1)), gate.unflatten(-1, (self.groups, -1))
-        y: Tensor = weight * gated_rms_norm(x, gate, x.shape[-1:], None, eps, **options).flatten(-2)
+        y: Tensor = rms_norm(x, shape, weight, eps, casting=casting or None, **self.options)
         return y
 
     def reference(self, module: Any, *inputs: Tensor, casting: str = "", widens: bool = False) -> Tensor:
         """Computes the same by the op's reference in torch's ops, with autocast disabled."""
-        op, options, (x, gate) = OPS[self.op], dict(self.options), (*inputs, None)[:2]
-        assert x is not None
-        with private.without_autocast(x.device.type):
-            x, weight, bias, eps = self._tensors(module, x, _parameter(module, self.weight), widens)
-            given: dict[str, Any] = {"input": x, "gate": gate, "weight": weight, "bias": bias}
-            if self.groups > 1:
-                split = {name: given[name].unflatten(-1, (self.groups, -1)) for name in ("input", "gate")}
-                given |= {**split, "weight": None}
-            given |= {"dims": len(self.shape), "eps": eps, "weight_offset": 0.0, "casting": casting, **options}
-            result = row_maths.compute(op, *(given.get(a.name, a.default) for a in op.signature.arguments))[0]
-            assert result is not None
-            return result if self.groups == 1 else weight * result.flatten(-2)
+        with private.without_autocast(inputs[0].device.type):
+            x, weight, bias, eps = self._tensors(module, inputs[0], _parameter(module, self.weight), widens)
+            gate = dict(zip(["gate"], inputs[1:], strict=False))
+            return self._maths(eps, casting, input=x, weight=weight, bias=bias, **gate)
+
+    def _maths(self, eps: float, casting: str, **tensors: Any) -> Tensor:
+        op, numbers = OPS[self.op], {"dims": len(self.shape), "eps": eps, "weight_offset": 0.0, "casting": casting}
+        given = {**tensors, **numbers, **self.options}
+        result = row_maths.compute(op, *(given.get(a.name, a.default) for a in op.signature.arguments))[0]
+        assert result is not None
+        return result
 
     def _tensors(self, module: Any, x: Tensor, weight: Any, widens: bool) -> tuple[Any, Any, Any, float]:
         bias = _parameter(module, self.bias)
@@ -117,13 +103,12 @@ class NormForm(Form):
         return x, weight, bias, torch.finfo(accumulator(x)).eps if self.eps is None else self.eps
 
     def __str__(self) -> str:
-        values = {name: f"{v:g}" if isinstance(v, float) else repr(v) for name, v in self.options}
+        values = {name: f"{v:g}" if isinstance(v, float) else repr(v) for name, v in self.options.items()}
         narrow, gate = torch.bfloat16, None if self.inputs == 1 else torch.bfloat16
         found = self.castings.get((narrow, None if self.weight is None else narrow, False, gate))
         if isinstance(found, tuple) and found[0]:
             values["casting"] = repr(found[0])
-        text = "".join([f"tridal.{self.op}", *(f", {name}={value}" for name, value in values.items())])
-        return text if self.groups == 1 else f"{text}, {self.groups} groups"
+        return "".join([f"tridal.{self.op}", *(f", {name}={value}" for name, value in values.items())])
 
     def describe(self, module: torch.nn.Module) -> str | None:
         """For which inputs a module computes itself, given the dtypes of its parameters, or None."""
@@ -134,6 +119,37 @@ class NormForm(Form):
             if isinstance(why, str) and not autocast and (weight in dtypes if weight else dtype is not torch.float64)
         )
         return f"it computes these itself: {', '.join(texts)}" if texts else None
+
+
+@dataclass(frozen=True)
+class GatedNormForm(NormForm):
+    """The norm of a module that takes an input and a gate, as a call of `tridal.gated_rms_norm`."""
+
+    inputs: ClassVar[int] = 2
+    groups: int = 1
+    """Columns are normalized in this many groups. torch multiplies the results of several groups by the weight."""
+
+    def _call(self, module: Any, x: Any, gate: Any, shape: Any, weight: Any, casting: Any, widens: bool) -> Tensor:
+        x, weight, _, eps = self._tensors(module, x, weight, widens)
+        options: Any = {"casting": casting or None, **self.options}
+        if self.groups == 1:
+            return gated_rms_norm(x, gate, shape, weight, eps, **options)
+        x, gate = self._split(x), self._split(gate)
+        y: Tensor = weight * gated_rms_norm(x, gate, x.shape[-1:], None, eps, **options).flatten(-2)
+        return y
+
+    def _maths(self, eps: float, casting: str, **tensors: Any) -> Tensor:
+        if self.groups == 1:
+            return super()._maths(eps, casting, **tensors)
+        split = {name: self._split(tensors[name]) for name in ("input", "gate")}
+        y: Tensor = tensors["weight"] * super()._maths(eps, casting, weight=None, **split).flatten(-2)
+        return y
+
+    def _split(self, x: Tensor) -> Tensor:
+        return torch.unflatten(x, -1, (self.groups, -1))
+
+    def __str__(self) -> str:
+        return super().__str__() + (f", {self.groups} groups" if self.groups > 1 else "")
 
 
 def parameters_of(module: torch.nn.Module) -> dict[str, Tensor]:

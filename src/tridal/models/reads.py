@@ -10,7 +10,7 @@ import functools
 import inspect
 import types
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -133,12 +133,9 @@ class Form:
     It can be pickled. Its text is the function of tridal with arguments.
     """
 
+    inputs: ClassVar[int] = 1
+    """How many tensors the forward of the module takes."""
     reads: Reads = Reads()
-
-    @property
-    def inputs(self) -> int:
-        """How many tensors the forward of the module takes."""
-        return 1
 
     @property
     def compiler_is_faster(self) -> bool:
