@@ -88,6 +88,9 @@ def test_modules_have_the_options_of_the_functions(device: torch.device) -> None
     assert repr(norm) == "RMSNorm((6,), eps=None, elementwise_affine=True, weight_offset=1, casting='gemma')"
     x = torch.randn(4, 6, device=device)
     assert_close(norm(x), torch.nn.RMSNorm(6, device=device)(x))
+    norm = tridal.nn.LayerNorm(6, weight_offset=1.0, device=device)
+    assert repr(norm).endswith(", weight_offset=1)")
+    assert_close(norm(x), torch.nn.LayerNorm(6, device=device)(x))
     target, weight = torch.tensor([1, -100, 5, 0], device=device), torch.rand(6, device=device)
     loss = tridal.nn.CrossEntropyLoss(weight, label_smoothing=0.1, z_loss=0.1)
     assert_close(loss(x, target), tridal.cross_entropy(x, target, weight, label_smoothing=0.1, z_loss=0.1))

@@ -96,11 +96,20 @@ def test_casting_decides_rounding_and_dtype(
     assert (n * w - exact).abs().max() > 1e-4, "and this is visible"
 
 
-def test_the_offset_is_added_in_float32(device: torch.device) -> None:
-    x, w = torch.randn(2, 16, device=device), torch.full((16,), 2.0**-9, dtype=torch.bfloat16, device=device)
-    found = tridal.rms_norm(x, (16,), w, weight_offset=1.0)
-    assert_close(found, functional.rms_norm(x, (16,), 1 + w.float()).to(found.dtype))
-    assert (1 + w == 1).all(), "bfloat16 would lose the weight"
+@pytest.mark.parametrize("name", NORMS)
+def test_the_offset_is_added_in_float32(device: torch.device, name: str) -> None:
+    ours, theirs = both(name)
+    x, w = torch.randn(2, 16, device=device), torch.full((16,), 2.0**-11, dtype=torch.float16, device=device)
+    assert (1 + w == 1).all(), "float16 would lose the weight"
+    x = x if name == "rms_norm" else x.half()
+    assert_close(ours(x, (16,), w, weight_offset=1.0), (theirs(x.double(), (16,)) * (1 + w.double())).to(x.dtype))
+    inputs = (x.requires_grad_(), w.requires_grad_())
+    found = torch.autograd.grad(ours(x, (16,), w, weight_offset=0.5).square().sum(), inputs)
+    wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    exact = torch.autograd.grad(theirs(wide[0], (16,), wide[1] + 0.5).square().sum(), wide)
+    for gradient, expected in zip(found, exact, strict=True):
+        assert_close(gradient.double(), expected, rtol=2**-8, atol=2**-8)
+    assert torch.equal(ours(x, (16,), weight_offset=1.0), ours(x, (16,))), "without a weight, nothing is added"
 
 
 @pytest.mark.parametrize("name", NORMS)

@@ -93,8 +93,12 @@ def test_class_that_computes_something_else_has_a_reason(compute: Any, reason: s
 
 
 def test_dtypes_with_another_order_of_rounding_are_left_to_the_class(device: torch.device) -> None:
-    """The sum of 1 and a bfloat16 weight is rounded before the multiplication."""
-    module = OwnRMSNorm(lambda m, x: ((1 + m.weight).float() * normalized(x.float())).to(x.dtype)).to(device).bfloat16()
+    """The number of a row is rounded before the multiplication."""
+
+    def norm(m: Any, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6).to(x.dtype) * m.weight
+
+    module = OwnRMSNorm(norm).to(device).bfloat16()
     x = torch.randn(2, 16, dtype=torch.bfloat16, device=device)
     expected = module(x)
     with tridal.kernelize(module) as report, tridal.record_calls() as calls:
@@ -102,6 +106,29 @@ def test_dtypes_with_another_order_of_rounding_are_left_to_the_class(device: tor
         module.float()(x.float())
     assert [call.op for call in calls] == ["rms_norm"]
     assert "it computes these itself: bfloat16 inputs (the order of rounding differs: " in str(report.entries[0].reason)
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
+def test_a_rounded_sum_of_one_and_the_weight_is_added_by_torch(device: torch.device, kind: str) -> None:
+    def norm(m: Any, x: Tensor) -> Tensor:
+        if kind == "layer_norm":
+            return torch.nn.functional.layer_norm(x, x.shape[-1:], m.weight + 1)
+        return ((1 + m.weight).float() * normalized(x.float())).to(x.dtype)
+
+    module = OwnRMSNorm(norm).to(device).half()
+    x = torch.randn(64, 16, dtype=torch.float16, device=device)
+    with torch.no_grad():
+        module.weight.copy_(torch.randn(16) / 16)
+    inputs = (x.requires_grad_(), module.weight)
+    expected = torch.autograd.grad(module(x).sum(), inputs)
+    with tridal.kernelize(module) as report, tridal.record_calls() as calls:
+        assert report.entries[0].replaced_by == f"tridal.{kind}, weight_offset=1" + ", casting='gemma'" * (
+            kind[0] == "r"
+        )
+        assert_close(torch.autograd.grad(module(x).sum(), inputs), expected, rtol=2**-8, atol=2**-8)
+        found = module(x)
+    assert {call.op for call in calls} == {kind, f"{kind}_backward"}
+    assert (found != module(x)).double().mean() < 0.02
 
 
 def test_modules_with_other_settings_are_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:

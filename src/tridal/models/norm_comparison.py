@@ -20,7 +20,7 @@ import torch
 
 from tridal.models import comparison
 from tridal.models.comparison import NARROW, error, find, in_both_modes, nearest, tolerance_of
-from tridal.models.norms import GatedNormForm, Key, NormForm, parameters_of
+from tridal.models.norms import Casting, GatedNormForm, Key, NormForm, parameters_of
 from tridal.models.reads import Different, Recorder
 
 Tensor = torch.Tensor
@@ -80,11 +80,9 @@ def _forms(module: torch.nn.Module, shape: tuple[int, ...], gated: bool) -> Iter
             for options, groups in itertools.product(_GATES, _groups(module, shape) if weight else (1,)):
                 yield GatedNormForm("gated_rms_norm", weight, None, fixed, eps, options, groups=groups)
             continue
-        yield NormForm("layer_norm", weight, bias, fixed, eps)
-        if bias is None:
-            yield NormForm("rms_norm", weight, None, fixed, eps)
-        if bias is None and weight is not None:
-            yield NormForm("rms_norm", weight, None, fixed, eps, {"weight_offset": 1.0})
+        for op, options in itertools.product(("layer_norm", "rms_norm"), ({}, {"weight_offset": 1.0})):
+            if (bias is None or op == "layer_norm") and (weight is not None or not options):
+                yield NormForm(op, weight, bias, fixed, eps, options)
 
 
 _GATES: tuple[dict[str, Any], ...] = tuple(
@@ -145,7 +143,7 @@ def _compare(recorder: Recorder, device: torch.device, shape: tuple[int, ...], g
     errors = {f: [error(f.reference(sample.module, sample.x, *sample.gates), expected, len(shape))] for f in forms}
     form = nearest("norm", errors, tolerance_of(torch.float32), " of the largest element")
     _check_dims(sample, shape, expected)
-    castings: dict[Key, tuple[str, bool] | str] = {}
+    castings: dict[Key, Casting | str] = {}
     for pair, autocast, index in itertools.product(DTYPES, (False, True), range(form.inputs)):
         key: Key = (pair[0], pair[1] if form.weight else None, autocast, pair[index] if gated else None)
         if key not in castings:
@@ -179,17 +177,18 @@ def _check_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> No
             raise Different(f"it does not normalise the last dims of an input of {dims} dims")
 
 
-def _casting(sample: _Sample, form: NormForm, expected: Sequence[Any]) -> tuple[str, bool] | str:
+def _casting(sample: _Sample, form: NormForm, expected: Sequence[Any]) -> Casting | str:
     why, castings = "", CASTINGS[form.op][:: -1 if getattr(form, "groups", 1) > 1 else 1]
     dtype, weight, *_ = sample.key
     widenings: tuple[bool, ...] = (False, True) if dtype in NARROW else (False,)
     if form.op == "layer_norm" and dtype not in NARROW:
         widenings = (weight in NARROW,)  # tridal.layer_norm does not take weights with a smaller dtype than the input
-    for widens, casting in itertools.product(widenings, castings):
-        y = form.reference(sample.module, sample.x, *sample.gates, casting=casting, widens=widens)
+    additions = (False, True) if "weight_offset" in form.options and weight in NARROW else (False,)
+    for adds, widens, casting in itertools.product(additions, widenings, castings):
+        y = form.reference(sample.module, sample.x, *sample.gates, casting=casting, widens=widens, adds=adds)
         reason = _difference(sample, y, expected)
         if reason is None:
-            return casting, widens
+            return casting, widens, adds
         why = why or reason
     return why
 

@@ -25,6 +25,8 @@ MAX_COMPILED_COLS = 8192
 """A compiler fuses norms of at most this many columns with other operations. Rows must begin at aligned addresses."""
 Key = tuple[torch.dtype, torch.dtype | None, bool, torch.dtype | None]
 """The dtypes of the input and of the weight, whether autocast is enabled, and the dtype of the gate."""
+Casting = tuple[str, bool, bool]
+"""The casting of the function, whether tensors are cast to float32, and whether torch adds the offset to the weight."""
 _DISABLED = torch.nn.Parameter.__torch_function__  # also of subclasses that do not override functions, such as DTensor
 
 
@@ -42,8 +44,8 @@ class NormForm(Form):
     """None is the eps of the dtype of statistics."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further arguments of the function, by name."""
-    castings: Mapping[Key, tuple[str, bool] | str] = field(default_factory=dict, hash=False)
-    """For each key: the casting of the function and whether tensors are cast to float32, or how the module differs."""
+    castings: Mapping[Key, Casting | str] = field(default_factory=dict, hash=False)
+    """For each key: how the function is called, or how the module differs."""
 
     @property
     def compiler_is_faster(self) -> bool:
@@ -74,29 +76,36 @@ class NormForm(Form):
         with private.without_autocast(x.device.type):
             return self._call(module, x, gate, shape, weight, *found)
 
-    def _call(self, module: Any, x: Any, gate: Any, shape: Any, weight: Any, casting: Any, widens: bool) -> Tensor:
-        x, weight, bias, eps = self._tensors(module, x, weight, widens)
+    def _call(
+        self, module: Any, x: Any, gate: Any, shape: Any, weight: Any, casting: Any, widens: bool, adds: bool
+    ) -> Tensor:
+        x, weight, bias, eps = self._tensors(module, x, weight, widens, adds)
+        options: Any = {} if adds else self.options
         if self.op == LAYER_NORM.name:
-            return layer_norm(x, shape, weight, bias, eps)
-        y: Tensor = rms_norm(x, shape, weight, eps, casting=casting or None, **self.options)
+            y: Tensor = layer_norm(x, shape, weight, bias, eps, **options)
+        else:
+            y = rms_norm(x, shape, weight, eps, casting=casting or None, **options)
         return y
 
-    def reference(self, module: Any, *inputs: Tensor, casting: str = "", widens: bool = False) -> Tensor:
+    def reference(
+        self, module: Any, *inputs: Tensor, casting: str = "", widens: bool = False, adds: bool = False
+    ) -> Tensor:
         """Computes the same by the op's reference in torch's ops, with autocast disabled."""
         with private.without_autocast(inputs[0].device.type):
-            x, weight, bias, eps = self._tensors(module, inputs[0], _parameter(module, self.weight), widens)
-            gate = dict(zip(["gate"], inputs[1:], strict=False))
-            return self._maths(eps, casting, input=x, weight=weight, bias=bias, **gate)
+            x, weight, bias, eps = self._tensors(module, inputs[0], _parameter(module, self.weight), widens, adds)
+            tensors = {"input": x, "weight": weight, "bias": bias, **dict(zip(["gate"], inputs[1:], strict=False))}
+            return self._maths(tensors, {"eps": eps, "casting": casting, **({} if adds else self.options)})
 
-    def _maths(self, eps: float, casting: str, **tensors: Any) -> Tensor:
-        op, numbers = OPS[self.op], {"dims": len(self.shape), "eps": eps, "weight_offset": 0.0, "casting": casting}
-        given = {**tensors, **numbers, **self.options}
+    def _maths(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
+        op, given = OPS[self.op], {"dims": len(self.shape), "weight_offset": 0.0, **tensors, **options}
         result = row_maths.compute(op, *(given.get(a.name, a.default) for a in op.signature.arguments))[0]
         assert result is not None
         return result
 
-    def _tensors(self, module: Any, x: Tensor, weight: Any, widens: bool) -> tuple[Any, Any, Any, float]:
+    def _tensors(self, module: Any, x: Tensor, weight: Any, widens: bool, adds: bool) -> tuple[Any, Any, Any, float]:
         bias = _parameter(module, self.bias)
+        if adds:
+            weight = weight + self.options["weight_offset"]
         if widens:
             x = x.to(accumulator(x))
             weight, bias = (t if t is None else t.to(accumulator(t)) for t in (weight, bias))
@@ -129,8 +138,10 @@ class GatedNormForm(NormForm):
     groups: int = 1
     """Columns are normalized in this many groups. torch multiplies the results of several groups by the weight."""
 
-    def _call(self, module: Any, x: Any, gate: Any, shape: Any, weight: Any, casting: Any, widens: bool) -> Tensor:
-        x, weight, _, eps = self._tensors(module, x, weight, widens)
+    def _call(
+        self, module: Any, x: Any, gate: Any, shape: Any, weight: Any, casting: Any, widens: bool, adds: bool
+    ) -> Tensor:
+        x, weight, _, eps = self._tensors(module, x, weight, widens, adds)
         options: Any = {"casting": casting or None, **self.options}
         if self.groups == 1:
             return gated_rms_norm(x, gate, shape, weight, eps, **options)
@@ -138,11 +149,11 @@ class GatedNormForm(NormForm):
         y: Tensor = weight * gated_rms_norm(x, gate, x.shape[-1:], None, eps, **options).flatten(-2)
         return y
 
-    def _maths(self, eps: float, casting: str, **tensors: Any) -> Tensor:
+    def _maths(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
         if self.groups == 1:
-            return super()._maths(eps, casting, **tensors)
+            return super()._maths(tensors, options)
         split = {name: self._split(tensors[name]) for name in ("input", "gate")}
-        y: Tensor = tensors["weight"] * super()._maths(eps, casting, weight=None, **split).flatten(-2)
+        y: Tensor = tensors["weight"] * super()._maths({**split, "weight": None}, options).flatten(-2)
         return y
 
     def _split(self, x: Tensor) -> Tensor:

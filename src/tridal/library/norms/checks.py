@@ -37,8 +37,8 @@ def traced_sizes(normalized_shape: Any) -> Any:
     return tuple(int(size) if isinstance(size, torch.Tensor) else size for size in normalized_shape)
 
 
-def check_scaling(op: str, weight_offset: Any, casting: Any) -> None:
-    """Raises TypeError or ValueError if an argument that only rms_norm has is wrong."""
+def check_scaling(op: str, weight_offset: Any, casting: Any = None) -> None:
+    """Raises TypeError or ValueError if an argument is wrong that torch's functions do not have."""
     check_number(op, "weight_offset", weight_offset)
     check_choice(op, "casting", casting, CASTINGS)
 

@@ -75,22 +75,22 @@ def rms_norm(
 @overload
 def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
-    eps: float = 1e-5, *, residual: None = None, stream: Any = None,
+    eps: float = 1e-5, *, residual: None = None, weight_offset: float = 0.0, stream: Any = None,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
-    eps: float = 1e-5, *, residual: Tensor, stream: Any = None,
+    eps: float = 1e-5, *, residual: Tensor, weight_offset: float = 0.0, stream: Any = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @op_function(LAYER_NORM, sizes="normalized_shape")
 def layer_norm(
     call: Any, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
-    eps: float = 1e-5, *, residual: Tensor | None = None, stream: Any = None,
+    eps: float = 1e-5, *, residual: Tensor | None = None, weight_offset: float = 0.0, stream: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """(input - mean) / sqrt(variance + eps) * weight + bias over the last dims, as torch.nn.functional.layer_norm.
 
     Args:
-        input, normalized_shape, residual, stream: see `rms_norm`.
+        input, normalized_shape, residual, weight_offset, stream: see `rms_norm`.
         weight, bias: tensors of this shape, in the dtype of the input (plus residual), or both float32 with a 16-bit
             input.
         eps: is added to the variance.
@@ -106,14 +106,17 @@ def layer_norm(
         >>> tridal.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), (3,))
         tensor([[-1.2247,  0.0000,  1.2247]])
     """
+    check_scaling(LAYER_NORM.name, weight_offset)
     check_number(LAYER_NORM.name, "eps", eps)
-    of_torch, parameters = torch.nn.functional.layer_norm, {"weight": weight, "bias": bias}
-    return _compute(call, LAYER_NORM, of_torch, (input, residual), parameters, normalized_shape, eps)
+    scaling = (0.0 if weight is None else float(weight_offset),)
+    of_torch = torch.nn.functional.layer_norm if weight_offset == 0 else None
+    parameters = {"weight": weight, "bias": bias}
+    return _compute(call, LAYER_NORM, of_torch, (input, residual), parameters, normalized_shape, eps, scaling)
 
 
 def _compute(
     call: Any, op: Op, of_torch: Any, tensors: tuple[Tensor, Tensor | None], parameters: dict[str, Tensor | None],
-    normalized_shape: Sequence[int], eps: float | None, scaling: tuple[Any, ...] = (),
+    normalized_shape: Sequence[int], eps: float | None, scaling: tuple[Any, ...],
 ) -> Any:  # fmt: skip
     """Checks the arguments and computes a norm.
 

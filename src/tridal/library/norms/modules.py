@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tridal.library.norms.checks import check_scaling
 from tridal.library.norms.functions import Casting, layer_norm, rms_norm
-from tridal.library.norms.norms import RMS_NORM
+from tridal.library.norms.norms import LAYER_NORM, RMS_NORM
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -64,7 +64,9 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm, computed by `tridal.layer_norm`.
+    """torch.nn.LayerNorm, computed by `tridal.layer_norm`, which describes `weight_offset`.
+
+    A new weight is 1 - weight_offset.
 
     Example:
         >>> norm = tridal.nn.LayerNorm(3).requires_grad_(False)
@@ -73,10 +75,38 @@ class LayerNorm(torch.nn.LayerNorm):
         (tensor([[-1.2247,  0.0000,  1.2247]]), tensor([[2., 3., 4.]]))
     """
 
+    def __init__(
+        self,
+        normalized_shape: Any,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        weight_offset: float = 0.0,
+    ) -> None:
+        check_scaling(LAYER_NORM.name, weight_offset)
+        self.weight_offset = float(weight_offset)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Sets the weight so that its sum with `weight_offset` is one, and the bias to zero."""
+        super().reset_parameters()
+        if self.elementwise_affine and self.weight_offset:
+            torch.nn.init.constant_(self.weight, 1 - self.weight_offset)
+
     @overload
     def forward(self, input: Tensor, residual: None = None) -> Tensor: ...
     @overload
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """The normalized input; with a `residual`, the normalized sum and the sum."""
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, residual=residual)
+        return layer_norm(
+            input, self.normalized_shape, self.weight, self.bias, self.eps, residual=residual,
+            weight_offset=self.weight_offset,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """torch's text, and the offset."""
+        return super().extra_repr() + (f", weight_offset={self.weight_offset:g}" if self.weight_offset else "")

@@ -93,6 +93,7 @@ def _rms_norm_gradient(
     return (dn - n * rows.mean(dn * n)) * inverse_rms, dy * n
 
 
+_WEIGHT_OFFSET = number("weight_offset", type="float", neutral=0.0, range=(-1.0, 1.0))
 RMS_NORM = Op(
     name="rms_norm",
     kernels=(
@@ -128,7 +129,7 @@ RMS_NORM = Op(
     arguments=(
         per_element("input"), per_element("residual", optional=True), per_column("weight", optional=True),
         number("dims", type="int"), number("eps", range=(1e-12, 1e-2)),
-        number("weight_offset", type="float", neutral=0.0, range=(-1.0, 1.0)),
+        _WEIGHT_OFFSET,
         number("casting", type="str", range=("", "llama", "gemma")),
     ),
     results=(
@@ -148,26 +149,28 @@ RMS_NORM = Op(
 
 
 def _layer_norm(
-    input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, rows: RowReduce, eps: float
-) -> tuple[Tensor, ...]:
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, rows: RowReduce, eps: float,
+    weight_offset: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns the normalized sum, the sum, and mean and 1 / sqrt(variance + eps) of each row."""
     total, _ = add_residual(input, residual, rows)
     mean = rows.mean(total)
     centered = total - mean
     inverse_deviation = torch.rsqrt(rows.mean(centered * centered) + eps)
     y = centered * inverse_deviation
-    y = y if weight is None else y * weight
+    y = y if weight is None else y * (weight + weight_offset)
     return y if bias is None else y + bias, total, mean, inverse_deviation
 
 
 def _layer_norm_gradient(
-    dy: Tensor, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None, rows: RowReduce, eps: float
-) -> tuple[Tensor, ...]:
+    dy: Tensor, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None, rows: RowReduce, eps: float,
+    weight_offset: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns the gradient of the sum x, and the terms of the gradients of weight and bias."""
     if torch.is_grad_enabled():  # saved statistics are constants for autograd
         mean = rows.mean(x)
         inverse_deviation = torch.rsqrt(rows.mean((x - mean) * (x - mean)) + eps)
-    n, dn = (x - mean) * inverse_deviation, dy if weight is None else dy * weight
+    n, dn = (x - mean) * inverse_deviation, dy if weight is None else dy * (weight + weight_offset)
     return (dn - rows.mean(dn) - n * rows.mean(dn * n)) * inverse_deviation, dy * n, dy
 
 
@@ -186,7 +189,7 @@ LAYER_NORM = Op(
             row_value="inverse_deviation",
             writes=("layer_norm", "residual_sum"),
             row_writes=("mean", "inverse_deviation"),
-            parameters=("eps",),
+            parameters=("eps", "weight_offset"),
             constants=(("SUM_DTYPE", "float32"),),
             neutral_padding=True,
             live_tiles=2,
@@ -201,6 +204,7 @@ LAYER_NORM = Op(
             statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="weighted_product")),
             writes=("layer_norm_gradient",),
             column_writes=("weight_gradient", "bias_gradient"),
+            parameters=("weight_offset",),
             neutral_padding=True,
             live_tiles=4,
         ),
@@ -208,6 +212,7 @@ LAYER_NORM = Op(
     arguments=(
         per_element("input"), per_element("residual", optional=True), per_column("weight", optional=True),
         per_column("bias", optional=True), number("dims", type="int"), number("eps", range=(1e-12, 1e-2)),
+        _WEIGHT_OFFSET,
     ),
     results=(
         Result("output", "element", total_dtype, gradient="dy"),

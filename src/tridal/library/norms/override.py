@@ -28,7 +28,7 @@ def _native_layer_norm(
         raise DTypeError(f"layer_norm is not implemented for {input.dtype}")
     mixed = has_mixed_dtypes(LAYER_NORM.name, input.dtype, {"weight": weight, "bias": bias})
     y, _, mean, inverse_deviation = compute_op(
-        LAYER_NORM, Arguments(LAYER_NORM.signature, (input, None, weight, bias, len(normalized_shape), eps))
+        LAYER_NORM, Arguments(LAYER_NORM.signature, (input, None, weight, bias, len(normalized_shape), eps, 0.0))
     )
     dtype = input.dtype if input.device.type == "cpu" and not mixed else None  # torch's dtype of statistics
     assert y is not None
@@ -43,7 +43,7 @@ def _native_layer_norm_backward(
     dims = len(normalized_shape)
     rows = (number.view(input.shape[: input.dim() - dims]) for number in (mean, rstd))
     with torch.no_grad():  # torch differentiates this op itself
-        given = (grad, None, input, *rows, weight, dims, 0.0, output_mask)
+        given = (grad, None, input, *rows, weight, dims, 0.0, 0.0, output_mask)
         found = compute_op(LAYER_NORM, Arguments(LAYER_NORM.gradient_signature, given))
     return _with_dtypes(found, (input, weight, bias))
 

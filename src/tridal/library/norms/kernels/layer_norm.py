@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from tridal.kernels.numerics import residual_sum
+from tridal.library.norms.kernels.rms_norm import weighted
 
 
 @triton.jit
@@ -40,12 +41,12 @@ def inverse_deviation(squares, count, eps):
 
 @triton.jit
 def layer_norm(
-    x, residual, weight, bias, total, count, inverse_deviation, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
+    x, residual, weight, bias, total, count, inverse_deviation, weight_offset, SUM_DTYPE: tl.constexpr,
+    AXIS: tl.constexpr,
 ):  # fmt: skip
-    """(x + residual - mean) * inverse_deviation * weight + bias."""
+    """(x + residual - mean) * inverse_deviation * (weight + weight_offset) + bias."""
     y = deviation(x, residual, total, count, SUM_DTYPE, AXIS) * tl.expand_dims(inverse_deviation, AXIS)
-    if weight is not None:
-        y = y * weight
+    y = weighted(y, weight, weight_offset)
     if bias is not None:
         y = y + bias
     return y
@@ -58,22 +59,16 @@ def normalized(x, mean, inverse_deviation, AXIS: tl.constexpr):
 
 
 @triton.jit
-def weighted(dy, weight):
-    """Returns the term of total: the gradient of the normalized element."""
-    return dy if weight is None else dy * weight
-
-
-@triton.jit
-def weighted_product(dy, x, weight, mean, inverse_deviation, AXIS: tl.constexpr):
+def weighted_product(dy, x, weight, mean, inverse_deviation, weight_offset, AXIS: tl.constexpr):
     """Returns the term of dot: the gradient of the normalized element times the normalized element."""
-    return weighted(dy, weight) * normalized(x, mean, inverse_deviation, AXIS)
+    return weighted(dy, weight, weight_offset) * normalized(x, mean, inverse_deviation, AXIS)
 
 
 @triton.jit
-def layer_norm_gradient(dy, x, weight, mean, inverse_deviation, total, dot, count, AXIS: tl.constexpr):
+def layer_norm_gradient(dy, x, weight, mean, inverse_deviation, weight_offset, total, dot, count, AXIS: tl.constexpr):
     """(dn - mean(dn) - n * mean(n * dn)) * inverse_deviation, where n is the normalized element and dn its gradient."""
     projection = normalized(x, mean, inverse_deviation, AXIS) * tl.expand_dims(dot / count, AXIS)
-    centered = weighted(dy, weight) - tl.expand_dims(total / count, AXIS)
+    centered = weighted(dy, weight, weight_offset) - tl.expand_dims(total / count, AXIS)
     return (centered - projection) * tl.expand_dims(inverse_deviation, AXIS)
 
 

@@ -27,14 +27,12 @@ def rms_norm(
     y = residual_sum(x, residual, SUM_DTYPE) * tl.expand_dims(inverse_rms, AXIS)
     if CASTING == "llama":
         y = rounded(y, SUM_DTYPE)
-    if weight is not None:
-        y = y * (weight if weight_offset is None else weight + weight_offset)
-    return y
+    return weighted(y, weight, weight_offset)
 
 
 @triton.jit
 def weighted(dy, weight, weight_offset):
-    """Returns the gradient of the normalized element."""
+    """Returns dy * (weight + weight_offset), the gradient of the normalized element. A result is weighted alike."""
     if weight is None:
         return dy
     else:
