@@ -203,6 +203,18 @@ def ranks_rotate_their_shards(mesh: DeviceMesh) -> None:
 
 
 @check
+def ranks_rotate_a_part_of_their_shards(mesh: DeviceMesh) -> None:
+    """Of tensors [length, heads, dim] without a key."""
+    query, angle = torch.randn(6, 4, 8, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    options: Any = {"unsqueeze_dim": 1, "interleaved": True, "rotary_dim": 4}
+    expected = tridal.rotary_embedding(query, None, angle.cos(), angle.sin(), **options)
+    for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+        shards = distribute_tensor(query, mesh, [placement])
+        found = tridal.rotary_embedding(shards, None, angle.cos(), angle.sin(), **options)
+        assert_close(found.full_tensor(), expected)
+
+
+@check
 def partial_input_is_reduced_first(mesh: DeviceMesh) -> None:
     for sample in OPS.values():
         torch.manual_seed(dist.get_rank())

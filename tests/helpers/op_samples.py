@@ -156,6 +156,10 @@ def _samples() -> dict[str, Sample]:
             op_named("rotary_embedding"), maths.rotary_of_elements, maths.rotary,
             roles={"cos": "constant", "sin": "constant"},
         ),
+        "rotary_embedding of a part": _sample(
+            op_named("rotary_embedding"), maths.rotary_of_a_part, maths.rotary_and_rest,
+            roles={"cos": "constant", "sin": "constant"},
+        ),
         "gated_rms_norm": _sample(
             op_named("gated_rms_norm"),
             lambda input, gate, weight, **given: tridal.gated_rms_norm(

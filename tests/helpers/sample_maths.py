@@ -87,6 +87,22 @@ def rotary_of_elements(input: Tensor, cos: Tensor, sin: Tensor, **options: Any) 
     return tuple(result[:, 0, :, 0].reshape(input.shape) for result in found)
 
 
+def rotary_of_a_part(input: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """The pairs are an element and twice the same. The third element is not rotated. There is no key."""
+    query = torch.stack((input, 2 * input, input, 3 * input), -1)
+    query, *factors = (
+        x.flatten(0, -3) if x.dim() > 2 else x.view(1, -1, x.shape[-1])
+        for x in (query, cos.unsqueeze(-1), sin.unsqueeze(-1))
+    )
+    options = {"rotary_dim": 2, "interleaved": True, "keep_dtype": True, "casting": "transformers", **options}
+    found = tridal.rotary_embedding(query.unsqueeze(1), None, *factors, **options)
+    return found[:, 0, :, 0].reshape(input.shape), found[:, 0, :, 2].reshape(input.shape)
+
+
+def rotary_and_rest(input: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return input * cos - 2 * input * sin, input
+
+
 def rotary(input: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
     first = input * cos - 2 * input * sin
     return first, first / 2

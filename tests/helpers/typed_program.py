@@ -19,6 +19,7 @@ def functions(x: Tensor, weight: Tensor, t: Tensor, maybe: Tensor | None, more: 
     assert_type(tridal.swiglu(x, x), Tensor)
     assert_type(tridal.geglu(x, approximate="tanh"), Tensor)
     assert_type(tridal.rotary_embedding(x, x, x, x), Pair)
+    assert_type(tridal.rotary_embedding(x, None, x, x, interleaved=True), Tensor)
     assert_type(tridal.linear_cross_entropy(x, weight, t, reduction="sum"), Tensor)
     assert_type(tridal.cross_entropy(x, t), Tensor)
     assert_type(tridal.cross_entropy(x, t, weight, softcap=30.0, return_lse=True), Pair)

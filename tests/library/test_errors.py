@@ -73,6 +73,10 @@ ROTARY = [
     ({"key": HEADS[..., :3]}, ShapeError, r"key must have four dims, .* even size, got the shape \(2, 3, 5, 3\)"),
     ({"cos": FACTOR[:4]}, ShapeError, r"cos must have the shape \(2, 5, 4\), \(1, 5, 4\) or \(5, 4\) with query of"),
     ({"unsqueeze_dim": 3}, ValueError, "unsqueeze_dim must be 1 or 2, got 3"),
+    ({"rotary_dim": 3}, ValueError, "rotary_dim must be None, or an even number from 2 to .* 4, got 3"),
+    ({"rotary_dim": 2}, ShapeError, r"cos must have the shape .*\(5, 2\), .*or \(5, 1\) with query"),
+    ({"key": HEADS[0]}, ShapeError, r"key must have 4 dims, as query has, got the shape \(3, 5, 4\)"),
+    ({"interleaved": 1}, TypeError, "interleaved must be a bool, got 1"),
 ]
 LAYER = {"linear_weight": torch.eye(8), "target": TARGET}
 CALLS: dict[str, tuple[dict[str, Any], list[Any], bool]] = {

@@ -109,6 +109,8 @@ MUTANTS = [
         ("glu.up_gradient", "the gate is not activated", "gate * factor", "gate", Case("swiglu", BACKWARD, (9, 57))),
         ("rotary.first_rotated", "the rotation has the wrong sign", "SIGN", "-SIGN",
          Case("rotary_embedding", FORWARD, (9, 58))),
+        ("rotary.copied", "elements that are not rotated are dropped", "rest", "rest * 0.0",
+         Case("rotary_embedding", FORWARD, (9, 58), numbers=(("rotary_dim", 2),))),
     )
 ] + [
     Mutant("kernel", "the gradient of the sum is dropped", r" \+ dsum\b", "", ("rms_norm_backward",),

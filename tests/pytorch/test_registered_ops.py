@@ -56,7 +56,11 @@ def test_dispatch_modes_see_the_op_and_the_gradients_that_are_needed(device: tor
         calls = registered_calls(lambda tensors=tensors: loss_of(sample.function(**tensors)).backward())
         assert list(calls) == [sample.op.name, f"{sample.op.name}_backward"]
         groups, arguments = sample.op.gradient_groups, calls[f"{sample.op.name}_backward"][1]
-        of_one = {"swiglu_of_columns": [True, False], "rotary_of_elements": [True, True]}  # one tensor has both
+        of_one = {
+            "swiglu_of_columns": [True, False],
+            "rotary_of_elements": [True, True],
+            "rotary_of_a_part": [True, False],
+        }
         wanted = of_one.get(getattr(sample.function, "__name__", ""), [needed in names for names in groups])
         assert len(groups) == 1 or arguments[-1] == wanted
         assert_close(tensors[needed].grad, gradients(sample.expected, tensors)[needed])

@@ -123,7 +123,7 @@ def _pairs(function: Rotate, heads: int, dtype: torch.dtype, other: torch.dtype,
     inputs = [x.to(dtype).requires_grad_() for x in (query, key)]
     tensors = [x.transpose(1, 2) if heads == 2 else x for x in inputs] + [cos.to(other), sin.to(other)]
     results = [*function(*tensors, **({} if heads == 1 else {"unsqueeze_dim": heads}))]
-    ours: Any = row_maths.compute(ROTARY_EMBEDDING, *tensors, heads, casting)
+    ours: Any = row_maths.compute(ROTARY_EMBEDDING, *tensors, None, heads, casting, False, False, False)
     for y, expected in zip(results, ours, strict=True):
         if y.shape != expected.shape or y.dtype is not expected.dtype:
             given = f"for a query of {dtype} with cos and sin of {other}"

@@ -13,6 +13,8 @@ FEW_ROWS = 8
 """Fewer inner rows than this are too few for a tile. 8 rows of the narrowest dtype fill half of a 32-byte access."""
 
 
+DENSE = 2
+"""The largest stride of a row whose elements share accesses: those of a view of even elements."""
 GROUPS = ("in", "out", "third")
 """The names of the groups of strides, of which a call has the first two or all."""
 Strides = tuple[int, int, int]
@@ -122,7 +124,8 @@ def group_strides(
 
     `first` are the strides of the first tensor that is read. None stands for a new contiguous tensor, or for an input
     of which a copy is read. So is an input whose contiguous dim is not that of the first one: a kernel would read each
-    element in an access of its own. Returns None if the results and the copies need more groups.
+    element in an access of its own. If the first one has no contiguous dim, its dim with the stride `DENSE` counts.
+    Returns None if the results and the copies need more groups.
     """
     contiguous = contiguous_strides(shape)
 
@@ -132,7 +135,8 @@ def group_strides(
 
     first, tensors = of(first), (*results, *inputs)
     fixed = [of(strides) for strides in (*results, *(s for s in inputs if s is None))]
-    readable = [of(s) for s in inputs if any(a == b == 1 for a, b in zip(of(s), first, strict=True))]
+    dense = 1 if 1 in first else DENSE
+    readable = [of(s) for s in inputs if any(0 < a <= b == dense for a, b in zip(of(s), first, strict=True))]
     different = [s for s in dict.fromkeys((*fixed, *readable)) if s != first]
     most = len(GROUPS) - 1
     if of(None) not in (first, *different[:most]) and not {*map(of, tensors)} <= {first, *different[:most]}:
@@ -201,7 +205,7 @@ def row_layout(
 
 
 def _split_layout(shape: Sequence[int], groups: Sequence[Sequence[int]], dim: int, few_rows: int) -> RowLayout | None:
-    """Looks for a layout whose blocks have two strides, with a contiguous dim."""
+    """Looks for a layout whose blocks have two strides, with a contiguous or a dense dim."""
     order = sorted(range(len(shape)), key=lambda axis: -groups[0][axis])  # neighbours in memory can be merged
     sizes, *ordered = ([of[axis] for axis in order] for of in (shape, *groups))
     levels = coalesce_dims(sizes, *ordered, without=order.index(dim))
@@ -217,4 +221,5 @@ def _split_layout(shape: Sequence[int], groups: Sequence[Sequence[int]], dim: in
     jumps = tuple(major[i] - minor[0] * minor[i] for i in range(1, len(major)))
     split: dict[str, Any] = {"minor_blocks": minor[0], "jumps": jumps} if major[0] > 1 else {}
     found = RowLayout(major[0] * minor[0], inner[0], shape[dim], strides, **split)
-    return None if found.layout == "strided" else found
+    is_dense = all(0 < columns <= DENSE for _, _, columns in found.groups)
+    return found if is_dense or found.layout != "strided" else None

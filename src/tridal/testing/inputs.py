@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -172,7 +173,12 @@ def call_function(
         keywords["stream"] = torch.get_device_module(device.type).current_stream(device)
     if case.modified:
         keywords |= {"scale": case.scale, "mask": mask, "causal": case.causal, "masked_rows": case.masked_rows}
-    for argument in (*op.arguments, *extra):
+    function = implementation.function(case.op)
+    optional = any(argument.optional for argument in op.arguments if argument.type == "Tensor")
+    parameters = inspect.signature(function).parameters.values() if optional else ()
+    required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+    first = [a for a in op.arguments if a.type == "Tensor" and (not a.optional or a.name in required)]
+    for argument in (*(a for a in op.arguments if a not in first), *extra):
         name, needed = argument.name, argument.type == "float" or argument.range is not None
         needed = needed and argument.default is argument.neutral is None and not argument.optional
         if argument.optional and tensors.get(name) is not None:
@@ -180,8 +186,7 @@ def call_function(
         elif name in given or needed:
             keywords[name] = given.get(name, ordinary(argument))
     keywords = {name: value for name, value in keywords.items() if value != ""}  # "" stands for no choice
-    required = [tensors[a.name] for a in op.arguments if a.type == "Tensor" and not a.optional]
-    found: Any = implementation.function(case.op)(*required, **keywords)
+    found: Any = function(*(tensors.get(argument.name) for argument in first), **keywords)
     found = (found,) if isinstance(found, Tensor) else found
     values = [tensors.get(a.name, given.get(a.name, ordinary(a))) for a in op.signature.arguments]
     arguments = Arguments(op.signature, values)

@@ -14,7 +14,8 @@ def _tensors(case: Case) -> dict[str, torch.Tensor]:
     shapes: dict[str, tuple[int, ...]] = {"query": (batch, heads, length, dim), "key": (batch, 2, length, dim)}
     if dict(case.numbers).get("unsqueeze_dim") == 2:
         shapes = {name: (sizes[0], sizes[2], sizes[1], sizes[3]) for name, sizes in shapes.items()}
-    shapes |= {"cos": (batch, length, dim), "sin": (length, dim)}
+    width = 1 if dict(case.numbers).get("rotary_dim") else dim  # a number for the pair of two rotated elements
+    shapes |= {"cos": (batch, length, width), "sin": (length, width)}
     made = enumerate(shapes.items())
     return {
         name: make_values(case.values if name == "query" else "normal", shape, case.dim, seed and seed + 3)

@@ -14,42 +14,45 @@ Tensor = torch.Tensor
 _WHOLE: Placement = Replicate()
 
 
-def rotate_shards(
-    rotate: Callable[..., tuple[Tensor, Tensor]], given: Sequence[Tensor], heads: int
-) -> tuple[Tensor, Tensor]:
-    """Returns the results for query, key, cos and sin, of which some are distributed.
+def rotate_shards(rotate: Callable[..., Any], given: Sequence[Tensor | None], heads: int) -> Any:
+    """Returns the results for query, key, cos and sin, of which some are distributed. Key may be None.
 
     `rotate` computes plain tensors, and `heads` is the dim of the heads.
     A tensor that is not distributed is the same on all ranks. Shards along the last dim are gathered first. All others
     stay where they are, and cos and sin get the shards of the batch and of the length that they have.
     """
-    tensors = distributed(*given)
-    mesh = tensors[0].device_mesh
-    shards = [x.redistribute(mesh, [_of_rows(placement) for placement in x.placements]) for x in tensors[:2]]
-    factors = [[_of_factor(p, factor, heads) for p in x.placements] for x in shards for factor in tensors[2:]]
-    local_factors = [
-        factor.redistribute(mesh, placements).to_local()
-        for factor, placements in zip((*tensors[2:], *tensors[2:]), factors, strict=True)
+    *pair, cos, sin = distributed(*given)
+    mesh, rank = pair[0].device_mesh, pair[0].dim()
+    batch, length = rank - 4, 2 * rank - 5 - heads
+    shards = [x.redistribute(mesh, [_of_rows(p, rank) for p in x.placements]) for x in pair if x is not None]
+    factors = [
+        [
+            factor.redistribute(mesh, [_of_factor(p, factor, batch, length) for p in x.placements])
+            for factor in (cos, sin)
+        ]
+        for x in shards
     ]
     local = [x.to_local() for x in shards]
-    if factors[:2] == factors[2:]:
-        results = rotate(*local, *local_factors[:2])
+    local_factors = [[factor.to_local() for factor in of_shard] for of_shard in factors]
+    placements = [[factor.placements for factor in of_shard] for of_shard in factors]
+    if len(shards) > 1 and placements[0] == placements[1]:
+        results = rotate(*local, *local_factors[0])
     else:  # the shards of query and key have other rows of cos and sin
-        pairs = zip(local, (local_factors[:2], local_factors[2:]), strict=True)
-        results = tuple(rotate(x, x, *own)[0] for x, own in pairs)  # type: ignore[assignment]
-    first, second = (_like(x, result) for x, result in zip(shards, results, strict=True))
-    return first, second
+        results = [rotate(x, None, *own) for x, own in zip(local, local_factors, strict=True)]
+    found = tuple(map(_like, shards, results))
+    return found[0] if len(shards) == 1 else found
 
 
-def _of_rows(placement: Placement) -> Placement:
-    return placement if type(placement) is Shard and placement.dim in (0, 1, 2) else _WHOLE
+def _of_rows(placement: Placement, rank: int) -> Placement:
+    return placement if type(placement) is Shard and 0 <= placement.dim < rank - 1 else _WHOLE
 
 
-def _of_factor(placement: Placement, factor: Tensor, heads: int) -> Placement:
-    if type(placement) is Shard and placement.dim == 3 - heads:
+def _of_factor(placement: Placement, factor: Tensor, batch: int, length: int) -> Placement:
+    """Returns the placement of cos or sin for a placement of query or key. `batch` is negative without a batch."""
+    if type(placement) is Shard and placement.dim == length:
         return Shard(factor.dim() - 2)
     has_batch = factor.dim() == 3 and factor.shape[0] > 1
-    return Shard(0) if type(placement) is Shard and placement.dim == 0 and has_batch else _WHOLE
+    return Shard(0) if type(placement) is Shard and placement.dim == batch and has_batch else _WHOLE
 
 
 def _like(x: Any, local: Tensor) -> Tensor:

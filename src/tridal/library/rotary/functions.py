@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 
 from tridal.library.rotary.rotary import NAME, ROTARY_EMBEDDING, check_shapes
-from tridal.ops import check_choice, check_floating, compute
+from tridal.ops import check_bool, check_choice, check_floating, compute, wrong
 from tridal.pytorch import (
     check_tensors,
     is_distributed,
@@ -18,30 +18,61 @@ from tridal.pytorch import (
     transforms_active,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
 
 
+class _Options(TypedDict, total=False):
+    """The keyword arguments of `rotary_embedding`."""
+
+    unsqueeze_dim: Literal[0, 1, 2]
+    casting: Literal["transformers"] | None
+    keep_dtype: bool
+    interleaved: bool
+    to_halves: bool
+    rotary_dim: int | None
+    stream: Any
+
+
+@overload
+def rotary_embedding(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, **options: Unpack[_Options]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def rotary_embedding(query: Tensor, key: None, cos: Tensor, sin: Tensor, **options: Unpack[_Options]) -> Tensor: ...
 @op_function(ROTARY_EMBEDDING)
 def rotary_embedding(
-    call: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, unsqueeze_dim: Literal[1, 2] = 1,
-    casting: Literal["transformers"] | None = None, stream: Any = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    call: Any, query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor, *, unsqueeze_dim: Literal[0, 1, 2] = 1,
+    casting: Literal["transformers"] | None = None, keep_dtype: bool = False, interleaved: bool = False,
+    to_halves: bool = False, rotary_dim: int | None = None, stream: Any = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Returns x * cos + rotated(x) * sin for query and key. rotated(x) is (-second, first), the halves of the last dim.
 
     Args:
-        query: a tensor [batch, heads, length, dim] of any strides. `dim` is even.
-        key: the same. It may have another number of heads.
-        cos: a tensor [batch, length, dim], [1, length, dim] or [length, dim].
+        query: a tensor [batch, heads, length, dim] of any strides. `dim` is even. Without a batch, it has three dims.
+        key: the same. It may have another number of heads. None if only query is rotated.
+        cos: a tensor [batch, length, rotary_dim], [1, length, rotary_dim] or [length, rotary_dim]. With an argument
+            `rotary_dim`, it may be half as wide, with one number for each pair of elements.
         sin: a tensor of the same shape.
-        unsqueeze_dim: the dim of the heads in query and key: 1, or 2 for [batch, length, heads, dim].
+        unsqueeze_dim: the dim of the heads in query and key: 1, or 2 for [batch, length, heads, dim]. For tensors with
+            three dims, 0 for [heads, length, dim], or 1 for [length, heads, dim].
         casting: None computes in float32 (float64 for float64) and rounds once. "transformers" rounds both products to
-            the dtype of the result before they are added, as the operations of torch do.
+            the promoted dtype before they are added, as the operations of torch do.
+        keep_dtype: whether the results have the dtypes of query and key instead of the promoted dtypes.
+        interleaved: whether even and odd elements are rotated, instead of the first and the second half.
+        to_halves: whether the results have the rotated elements as halves, also if those of query and key are
+            interleaved, as DeepSeek-V3 has them.
+        rotary_dim: the number of elements that are rotated, by default as many as cos has. The elements after them are
+            copied.
         stream: see `tridal.softmax`.
 
     Returns:
-        The results for query and key, in the promoted dtype. They have the strides that torch's `empty_like` gives. The
-        backward saves only cos and sin, which get no gradient from kernels.
+        The results for query and key, or only that for query if key is None, in the promoted dtype. They have the
+        strides that torch's `empty_like` gives. The backward saves only cos and sin, which get no gradient from
+        kernels.
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
@@ -57,18 +88,37 @@ def rotary_embedding(
     given = {"query": query, "key": key, "cos": cos, "sin": sin}
     check_tensors(ROTARY_EMBEDDING.signature, **given)
     for name, tensor in given.items():
-        check_floating(NAME, name, tensor)
-    check_choice(NAME, "unsqueeze_dim", unsqueeze_dim, (1, 2))
+        if tensor is not None:
+            check_floating(NAME, name, tensor)
+    check_choice(NAME, "unsqueeze_dim", unsqueeze_dim, (0, 1) if query.dim() == 3 else (1, 2))
     check_choice(NAME, "casting", casting, (None, "transformers"))
-    check_shapes(given, unsqueeze_dim)
+    flags = {"keep_dtype": keep_dtype, "interleaved": interleaved, "to_halves": to_halves}
+    for name, flag in flags.items():
+        check_bool(NAME, name, flag)
+    if rotary_dim is not None:
+        _check_size(query, rotary_dim)
+    check_shapes(given, unsqueeze_dim, rotary_dim)
     tensors = tuple(given.values())
     # A transform hides the placements of its tensors, and the op's reference computes gradients of cos and sin.
     if is_distributed(*tensors) and (_compiling() or not transforms_active()) and not records_gradient(cos, sin):
         from tridal.library.rotary.dtensor import rotate_shards
 
-        options: dict[str, Any] = {"unsqueeze_dim": unsqueeze_dim, "casting": casting}
-        return rotate_shards(functools.partial(rotary_embedding, **options), tensors, unsqueeze_dim)
-    arguments = (*tensors, unsqueeze_dim, casting or "")
+        options: dict[str, Any] = {
+            "unsqueeze_dim": unsqueeze_dim,
+            "casting": casting,
+            "rotary_dim": rotary_dim,
+            **flags,
+        }
+        return rotate_shards(functools.partial(rotary_embedding, **options), tensors, unsqueeze_dim)  # type: ignore[no-any-return]
+    arguments = (*tensors, rotary_dim, unsqueeze_dim, casting or "", *flags.values())
     if torch_computes(NAME, *tensors):
-        return compute(ROTARY_EMBEDDING, *arguments)  # type: ignore[return-value]
-    return call(*arguments, results=2, checked=True)  # type: ignore[no-any-return]
+        results = compute(ROTARY_EMBEDDING, *arguments)
+        return results[0] if key is None else results  # type: ignore[return-value]
+    return call(*arguments, results=1 if key is None else 2, checked=True)  # type: ignore[no-any-return]
+
+
+def _check_size(query: Tensor, rotary_dim: int) -> None:
+    """Checks the number of rotated elements."""
+    if type(rotary_dim) is not int or not 0 < rotary_dim <= query.shape[-1] or rotary_dim % 2:
+        expected = f"be None, or an even number from 2 to the size of the last dim, {query.shape[-1]}"
+        raise ValueError(wrong(NAME, "rotary_dim", expected, repr(rotary_dim)))

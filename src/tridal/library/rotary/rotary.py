@@ -1,12 +1,14 @@
 """Rotary embedding of query and key: its kernels, its maths in torch's ops, and its steps: a launch for each tensor.
 
-The kernels read the halves of the last dim as views. The gradient is the rotation by -sin.
+The kernels read the pairs of elements that are rotated as two views: halves, or even and odd elements. The gradient is
+the rotation by -sin. Elements that are not rotated are copied by a launch of their own.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,99 +31,149 @@ _BACKWARD = RowKernel(
 )  # fmt: skip
 
 
-def check_shapes(tensors: Named, heads: int) -> None:
+_COPY = RowKernel(
+    name="rotary_embedding_rest", module=_FORWARD.module, statistics=(), reads=("rest",), writes=("copied",),
+    live_tiles=2,
+)  # fmt: skip
+
+
+def rotated_size(cos: Tensor, rotary_dim: int | None) -> int:
+    """Returns the number of rotated elements of the last dim, by default as many as cos has."""
+    return cos.shape[-1] if rotary_dim is None else rotary_dim
+
+
+def check_shapes(tensors: Named, heads: int, rotary_dim: int | None = None) -> None:
     """Checks the shapes of query and key, or of their gradients, and those of cos and sin against them.
 
     `heads` is the dim of the heads. Query or key may be None.
     """
-    for name, x in tensors.items():
-        if name in ("cos", "sin") or x is None:
-            continue
+    size = rotated_size(tensors["cos"], rotary_dim) if tensors["cos"].dim() else 0
+    rotated = {name: x for name, x in tensors.items() if name not in ("cos", "sin") and x is not None}
+    for name, x in rotated.items():
         shape = tuple(x.shape)
-        if len(shape) != 4 or shape[3] % 2:
-            raise ShapeError(wrong(NAME, name, "have four dims, the last one of even size", f"the shape {shape}"))
+        if len(shape) not in (3, 4) or shape[-1] % 2:
+            expected = "have four dims, or three without a batch, the last one of even size"
+            raise ShapeError(wrong(NAME, name, expected, f"the shape {shape}"))
+        if len(shape) != (rank := next(iter(rotated.values())).dim()):
+            raise ShapeError(wrong(NAME, name, f"have {rank} dims, as {next(iter(rotated))} has", f"the shape {shape}"))
+        if not (0 <= size <= shape[-1] and size % 2 == 0):
+            size = shape[-1]
+        length = shape[2 * len(shape) - 5 - heads]
+        batches = ((shape[0],), (1,), ()) if len(shape) == 4 else ((),)
+        widths = (size,) if rotary_dim is None else (size, size // 2)
         for factor in ("cos", "sin"):
-            shapes = [(*batch, shape[3 - heads], shape[3]) for batch in ((shape[0],), (1,), ())]
-            if tuple(tensors[factor].shape) not in shapes:
-                expected = f"have the shape {shapes[0]}, {shapes[1]} or {shapes[2]} with {name} of shape {shape}"
-                raise ShapeError(wrong(NAME, factor, expected, f"{tuple(tensors[factor].shape)}"))
-
-
-def _with_heads(factor: Tensor, heads: int) -> Tensor:
-    return (factor if factor.dim() == 3 else factor.unsqueeze(0)).unsqueeze(heads)
-
-
-def _rotated(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1)
+            shapes = [(*batch, length, width) for width in widths for batch in batches]
+            given = tuple(tensors[factor].shape)
+            if given not in shapes or given[-1] != tensors["cos"].shape[-1]:
+                *others, last = map(str, shapes)
+                listed = f"{', '.join(others)} or {last}" if others else last
+                raise ShapeError(
+                    wrong(NAME, factor, f"have the shape {listed} with {name} of shape {shape}", f"{given}")
+                )
 
 
 def _dtype_of(name: str, named: Named) -> torch.dtype:
     """Returns the dtype of the result for query, key or a gradient, which may be absent."""
-    tensors = (named[key] for key in (name, "cos", "sin"))
-    dtypes: list[torch.dtype] = [tensor.dtype for tensor in tensors if tensor is not None]
+    names = (name,) if named["keep_dtype"] and named[name] is not None else (name, "cos", "sin")
+    dtypes: list[torch.dtype] = [tensor.dtype for key in names if (tensor := named[key]) is not None]
     return functools.reduce(torch.promote_types, dtypes)
 
 
-def _wide(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """x, and cos and sin with a dim for the heads, in the dtype in which they are multiplied."""
-    dtype = accumulator(x, cos, sin)
-    return x.to(dtype), _with_heads(cos, heads).to(dtype), _with_heads(sin, heads).to(dtype)
+def _pairs(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, ...]:
+    """Returns views of the first and of the second element of each pair of the first `size` elements."""
+    sizes, dim = ((size // 2, 2), -1) if interleaved else ((2, size // 2), -2)
+    return torch.unflatten(x.narrow(-1, 0, size), -1, sizes).unbind(dim)
+
+
+def _factor_pairs(
+    factor: Tensor, heads: int, shape: Sequence[int], size: int, interleaved: bool
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns cos or sin of both elements of each pair, with the dims of a query or key of this shape."""
+    whole = factor.unsqueeze(heads - len(shape)).expand((*shape[:-1], factor.shape[-1]))
+    return (whole, whole) if factor.shape[-1] < size else _pairs(whole, size, interleaved)
+
+
+def _joined(first: Tensor, second: Tensor, x: Tensor, interleaved: bool) -> Tensor:
+    """Returns the pairs as one tensor, followed by the elements of x that are not rotated."""
+    rotated = torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
+    return rotated if rotated.shape == x.shape else torch.cat((rotated, x[..., rotated.shape[-1] :]), -1)
+
+
+def _wide_pairs(
+    x: Tensor, cos: Tensor, sin: Tensor, heads: int, rotary_dim: int | None, interleaved: bool, by: bool
+) -> tuple[tuple[Tensor, ...], ...]:  # fmt: skip
+    """Returns the pairs of x, and cos and sin of them, in the dtype in which they are multiplied.
+
+    x is `interleaved`, and cos and sin are if `by`.
+    """
+    dtype, size = accumulator(x, cos, sin), rotated_size(cos, rotary_dim)
+    factors = (_factor_pairs(factor.to(dtype), heads, x.shape, size, by) for factor in (cos, sin))
+    return _pairs(x.to(dtype), size, interleaved), *factors
 
 
 def reference(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, reduce: RowReduce, unsqueeze_dim: int, casting: str
-) -> tuple[Tensor, ...]:
-    """x * cos + rotated(x) * sin for query and key."""
-    results = []
-    for name, tensor in (("query", query), ("key", key)):
-        x, wide_cos, wide_sin = _wide(tensor, cos, sin, unsqueeze_dim)
-        products = x * wide_cos, _rotated(x) * wide_sin
+    query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor, reduce: RowReduce, unsqueeze_dim: int, casting: str,
+    keep_dtype: bool, interleaved: bool, to_halves: bool, rotary_dim: int | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """(first * cos - second * sin, second * cos + first * sin) for the pairs of query and key."""
+    results: list[Tensor | None] = []
+    for name, x in (("query", query), ("key", key)):
+        if x is None:
+            results.append(None)
+            continue
+        pair, cosines, sines = _wide_pairs(x, cos, sin, unsqueeze_dim, rotary_dim, interleaved, interleaved)
+        products = [pair[0] * cosines[0], pair[1] * sines[0], pair[1] * cosines[1], pair[0] * sines[1]]
         if casting:
             dtype = torch.promote_types(reduce.dtypes[name], reduce.dtypes["cos"])
-            products = reduce.rounded(products[0], dtype), reduce.rounded(products[1], dtype)
-        results.append(products[0] + products[1])
+            products = [reduce.rounded(product, dtype) for product in products]
+        first, second = products[0] - products[1], products[2] + products[3]
+        results.append(_joined(first, second, x.to(first.dtype), interleaved and not to_halves))
     return tuple(results)
 
 
 def gradient(
-    query_grad: Tensor | None, key_grad: Tensor | None, cos: Tensor, sin: Tensor, reduce: RowReduce, unsqueeze_dim: int
-) -> tuple[Tensor | None, ...]:
-    """dy * cos - rotated(dy * sin). It does not depend on `casting`: it passes through the rounding."""
+    query_grad: Tensor | None, key_grad: Tensor | None, cos: Tensor, sin: Tensor, reduce: RowReduce,
+    unsqueeze_dim: int, keep_dtype: bool, interleaved: bool, to_halves: bool, rotary_dim: int | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The rotation of the gradients by -sin. It does not depend on `casting`: it passes through the rounding."""
 
     def of_result(grad: Tensor) -> Tensor:
-        dy, wide_cos, wide_sin = _wide(grad, cos, sin, unsqueeze_dim)
-        return dy * wide_cos - _rotated(dy * wide_sin)
+        written = interleaved and not to_halves
+        pair, cosines, sines = _wide_pairs(grad, cos, sin, unsqueeze_dim, rotary_dim, written, interleaved)
+        first, second = pair[0] * cosines[0] + pair[1] * sines[1], pair[1] * cosines[1] - pair[0] * sines[0]
+        return _joined(first, second, grad.to(first.dtype), interleaved)
 
     return tuple(None if grad is None else of_result(grad) for grad in (query_grad, key_grad))
 
 
-def _halves(x: Tensor) -> tuple[Tensor, ...]:
-    return torch.unflatten(x, -1, (2, x.shape[-1] // 2)).unbind(-2)
-
-
-def _factor_halves(factor: Tensor, heads: int, shape: torch.Size) -> tuple[Tensor, ...]:
-    return _halves(_with_heads(factor, heads).expand(shape))
+def _rest(x: Tensor, size: int) -> Tensor:
+    return x.narrow(-1, size, x.shape[-1] - size)
 
 
 def _rotate(call: Steps, named: Named, names: tuple[str, str], kernel: RowKernel) -> tuple[Tensor | None, ...]:
-    """Computes each result that is wanted with one kernel."""
+    """Computes each result that is wanted with one kernel, and another one for the elements that are not rotated."""
     heads, rounds = named["unsqueeze_dim"], named.get("casting", "") != ""
-    check_shapes({name: named[name] for name in (*names, "cos", "sin")}, heads)
+    check_shapes({name: named[name] for name in (*names, "cos", "sin")}, heads, named["rotary_dim"])
+    size, pairs = rotated_size(named["cos"], named["rotary_dim"]), named["interleaved"]
+    layouts = pairs, pairs and not named["to_halves"]
     results: list[Tensor | None] = []
     for name, wanted in zip(names, call.wanted, strict=True):
-        x, dtype = named[name], _dtype_of(name, named) if wanted else None
-        if dtype is None:
+        x = named[name] if wanted else None
+        if x is None:
             results.append(None)
             continue
+        dtype = _dtype_of(name, named)
         result = call.empty_like(x, dtype)
-        cos, sin = (call.view(_factor_halves, named[factor], heads, x.shape) for factor in ("cos", "sin"))
-        sin = sin if kernel is _FORWARD else sin[::-1]  # the gradient of a half has the sine of the other one
+        cos, sin = (call.view(_factor_pairs, named[factor], heads, x.shape, size, pairs) for factor in ("cos", "sin"))
+        read, written = layouts if kernel is _FORWARD else layouts[::-1]
+        sin = sin if kernel is _FORWARD else sin[::-1]  # the gradient of an element has the sine of the other one
         product = str(torch.promote_types(x.dtype, named["cos"].dtype)).removeprefix("torch.")
         call.kernel(
-            kernel, *call.view(_halves, x), *cos, *sin, dtypes=(dtype, dtype), out=call.view(_halves, result),
-            ROUNDS=rounds, PRODUCT_DTYPE=product,
+            kernel, *call.view(_pairs, x, size, read), *cos, *sin, dtypes=(dtype, dtype),
+            out=call.view(_pairs, result, size, written), ROUNDS=rounds, PRODUCT_DTYPE=product,
         )  # fmt: skip
+        if size < x.shape[-1]:
+            call.kernel(_COPY, call.view(_rest, x, size), dtypes=(dtype,), out=call.view(_rest, result, size))
         results.append(result)
     return tuple(results)
 
@@ -134,24 +186,32 @@ def _result(name: str, source: str, **options: Any) -> Result:
     )
 
 
+def _has_key(named: Named) -> bool:
+    return named["key"] is not None
+
+
+_SIZE = number("rotary_dim", type="int", optional=True, range=(2, 2))
+_LAYOUT = number("keep_dtype", False), number("interleaved", False), number("to_halves", False)
+
 ROTARY_EMBEDDING = Op(
     name=NAME,
     arguments=(
-        whole("query", differentiable=True), whole("key", differentiable=True), whole("cos"), whole("sin"),
-        number("unsqueeze_dim", 1, range=(1, 2)), number("casting", "", range=("", "transformers")),
+        whole("query", differentiable=True), whole("key", optional=True, differentiable=True),
+        whole("cos"), whole("sin"), _SIZE,
+        number("unsqueeze_dim", 1, range=(1, 2)), number("casting", "", range=("", "transformers")), *_LAYOUT,
     ),
     results=(
         _result("rotated_query", "query", depends_on=("query",), gradient="query_grad"),
-        _result("rotated_key", "key", depends_on=("key",), gradient="key_grad"),
+        _result("rotated_key", "key", depends_on=("key",), needs=_has_key, gradient="key_grad"),
     ),
-    kernels=(_FORWARD, _BACKWARD),
+    kernels=(_FORWARD, _BACKWARD, _COPY),
     reference=reference,
     gradient=gradient,
     steps=functools.partial(_rotate, names=("query", "key"), kernel=_FORWARD),
     gradient_steps=functools.partial(_rotate, names=("query_grad", "key_grad"), kernel=_BACKWARD),
     dim=-1,
     saves=("cos", "sin"),
-    gradient_numbers=(number("unsqueeze_dim", type="int"),),
+    gradient_numbers=(_SIZE, number("unsqueeze_dim", type="int"), *(replace(n, default=None) for n in _LAYOUT)),
     gradient_results=tuple(
         _result(name, f"{name}_grad", needs=f"{name}_grad") for name in ("query", "key")
     ),

@@ -124,7 +124,8 @@ def _function(
         names["dims"] = "_row_dims"
     flexible, dims = keys.rows_along(op.signature, names)
     flexible = flexible if last is None else f"({flexible}) and ({last})"
-    optional = frozenset(p.name for p in parameters if p.name in own and p.default is None)
+    may_be_none = {name for name, known in zip(own, tensors, strict=True) if known in op.signature.optional}
+    optional = frozenset(p.name for p in parameters if p.name in own and (p.default is None or p.name in may_be_none))
     scope = keys.scope() | {f"default_{p.name}": p.default for p in parameters}
     options = [p for p in parameters if p.name not in (*own, sizes, "stream") and p.kind is not p.VAR_KEYWORD]
     removed = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]

@@ -1,4 +1,4 @@
-"""The maths of rotary embedding: x * cos + rotated(x) * sin. rotated(x) is (-second, first) for the halves of x."""
+"""The maths of rotary embedding: x * cos + rotated(x) * sin. rotated(x) is (-second, first) for pairs of elements."""
 
 import triton
 import triton.language as tl
@@ -17,7 +17,7 @@ def _product(x, factor, ROUNDS: tl.constexpr, PRODUCT_DTYPE: tl.constexpr):
 def first_rotated(
     first, second, cos_first, sin_first, SIGN: tl.constexpr, ROUNDS: tl.constexpr, PRODUCT_DTYPE: tl.constexpr
 ):  # fmt: skip
-    """The first half of the result, of a rotation by SIGN * the angle."""
+    """The first elements of the pairs, rotated by SIGN * the angle."""
     product = _product(first, cos_first, ROUNDS, PRODUCT_DTYPE)
     return product - SIGN * _product(second, sin_first, ROUNDS, PRODUCT_DTYPE)
 
@@ -26,6 +26,12 @@ def first_rotated(
 def second_rotated(
     first, second, cos_second, sin_second, SIGN: tl.constexpr, ROUNDS: tl.constexpr, PRODUCT_DTYPE: tl.constexpr
 ):  # fmt: skip
-    """The second half of the result."""
+    """The second elements of the pairs."""
     product = _product(second, cos_second, ROUNDS, PRODUCT_DTYPE)
     return product + SIGN * _product(first, sin_second, ROUNDS, PRODUCT_DTYPE)
+
+
+@triton.jit
+def copied(rest):
+    """The elements that are not rotated."""
+    return rest
