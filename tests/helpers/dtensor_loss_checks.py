@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.testing import assert_close
 
 import tridal
-from dtensor_checks import CHECKS, check
+from dtensor_checks import CHECKS, ExchangedBytes, check
 
 __all__ = ["CHECKS"]
 
@@ -73,6 +74,38 @@ def linear_cross_entropy_with_a_sharded_vocabulary(mesh: DeviceMesh) -> None:
         expected.sum().backward()
         for ours, theirs in zip(placed, whole, strict=True):
             assert_close(_full(ours.grad), theirs.grad)
+
+
+@check
+def log_probs_of_ids_with_sharded_classes_or_rows(mesh: DeviceMesh) -> None:
+    """Ranks exchange numbers per row and per id, and no logits."""
+    x, matrix = torch.randn(6, 4, dtype=torch.float64), torch.randn(201, 4, dtype=torch.float64)
+    target, ids = torch.tensor([1, 200, 3, 0, 5, 3]), torch.randint(201, (6, 2))
+    ids[0], ids[2] = torch.tensor([0, 200]), 2
+    teacher, mask = torch.rand(6, 201).log_softmax(1).gather(1, ids), torch.tensor([1, 0, 1, 1, 1, 0]).bool()
+    options: Any = {"temperature": 0.7, "return_entropy": True, "return_correct": True}
+    per_row = {"ids": ids, "teacher_log_probs": teacher, "mask": mask}
+    of_layer = ((x, Replicate()), (matrix, Shard(0))), ((x, Shard(0)), (matrix, Replicate()))
+    for placed in (((x @ matrix.t(), Shard(1)),), ((x @ matrix.t(), Shard(0)),), *of_layer):
+        whole = [tensor.clone().requires_grad_() for tensor, _ in placed]
+        shards = [distribute_tensor(tensor, mesh, [placement]).requires_grad_() for tensor, placement in placed]
+        functions: list[Any] = [tridal.log_probs] if len(placed) == 1 else [tridal.token_log_probs]
+        if len(placed) > 1:
+            functions.append(functools.partial(tridal.token_log_probs, save_logits=True, chunk_size=4))
+        for function in functions:
+            expected = function(*whole, target, **options, **per_row)
+            with ExchangedBytes() as exchanged:
+                found = function(*shards, target, **options, **per_row)
+            assert exchanged.bytes < 1000, "half of the logits has 4,800 bytes"
+            for ours, exact in zip(found, expected, strict=True):
+                assert_close(_full(ours), exact)
+            losses = [
+                sum((_full(result) * (n + 1)).sin().sum() for n, result in enumerate(results[:-1]))
+                for results in (found, expected)
+            ]
+            ours, theirs = map(torch.autograd.grad, losses, (shards, whole))
+            for gradient, exact in zip(ours, theirs, strict=True):
+                assert_close(_full(gradient), exact)
 
 
 @check

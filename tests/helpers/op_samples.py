@@ -37,8 +37,8 @@ class Sample(NamedTuple):
     expected: Callable[..., Any]
     roles: Mapping[str, str]
     """For each tensor after the input: a number per "element", "column" or class ("bias"), a number per element that
-    does not depend on the input ("constant"), an "index" of a column or of a "class" per row, or a "matrix" with a row
-    for each class."""
+    does not depend on the input ("constant"), an "index" of a column or of a "class" per row, several "classes" per
+    row, or a "matrix" with a row for each class."""
     dim: int
 
     def tensors(self, x: Tensor) -> dict[str, Tensor]:
@@ -53,6 +53,8 @@ class Sample(NamedTuple):
             return (x + number).cos()
         if role in ("index", "class"):
             return like(made(math.prod(rows)).view(rows) % (cols if role == "index" else maths.CLASSES), x)
+        if role == "classes":
+            return like(made(math.prod(rows) * 3).view(*rows, 3) % 7 % maths.CLASSES, x)
         shapes = {"constant": x.shape, "column": (cols,), "bias": (maths.CLASSES,), "matrix": (maths.CLASSES, cols)}
         shape = shapes[role]
         value = (made(math.prod(shape), dtype=torch.float32).view(shape) + number).sin()
@@ -179,7 +181,7 @@ def _samples() -> dict[str, Sample]:
         ),
         "token_log_probs": _sample(
             op_named("token_log_probs"), functools.partial(tridal.token_log_probs, chunk_size=5, **options),
-            maths.token_log_probs, roles=layer,
+            maths.token_log_probs, roles=layer | {"ids": "classes"},
         ),
     }  # fmt: skip
     for name in ("rms_norm", "layer_norm"):

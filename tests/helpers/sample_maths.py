@@ -113,8 +113,10 @@ def log_probs(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return logs.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
 
 
-def token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Any:
-    return log_probs(functional.linear(input, linear_weight, linear_bias), target)
+def token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor, ids: Tensor) -> Any:
+    logits = functional.linear(input, linear_weight, linear_bias)
+    logs = (logits.to(torch.promote_types(input.dtype, torch.float32)) / 0.8).log_softmax(-1)
+    return *log_probs(logits, target), logs.gather(-1, ids)
 
 
 def linear_loss(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Tensor:

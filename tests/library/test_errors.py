@@ -78,6 +78,15 @@ ROTARY = [
     ({"key": HEADS[0]}, ShapeError, r"key must have 4 dims, as query has, got the shape \(3, 5, 4\)"),
     ({"interleaved": 1}, TypeError, "interleaved must be a bool, got 1"),
 ]
+TOKENS = [
+    ({"mask": TARGET}, DTypeError, r"mask must have the dtype torch.bool, got torch.int64: use mask.bool\(\)"),
+    ({"mask": TARGET[:3] > 1}, ShapeError, r"mask must have the shape \(4,\), got \(3,\): a bool per row of"),
+    ({"ids": TARGET}, ShapeError, r"ids must have the shape \(4, 'K'\), got \(4,\)"),
+    ({"ids": X}, DTypeError, r"ids must have the dtype torch.int64 or torch.uint8, got torch.float32"),
+    ({"ids": torch.tensor([[0], [1], [8], [3]])}, IndexError, "ids must hold classes from 0 to 7, got 8"),
+    ({"teacher_log_probs": X}, ValueError, "teacher_log_probs must be None without ids, got a tensor"),
+    ({"ids": TARGET[:, None], "teacher_log_probs": X}, ShapeError, r"teacher_log_probs must have the shape \(4, 1\)"),
+]
 LAYER = {"linear_weight": torch.eye(8), "target": TARGET}
 CALLS: dict[str, tuple[dict[str, Any], list[Any], bool]] = {
     "softmax": ({"dim": -1}, SOFTMAX, True),
@@ -88,6 +97,8 @@ CALLS: dict[str, tuple[dict[str, Any], list[Any], bool]] = {
     "rms_norm of tridal": ({"normalized_shape": (8,)}, OF_TRIDAL, False),
     "cross_entropy": ({"target": TARGET}, ENTROPY, True),
     "linear_cross_entropy": (LAYER, ENTROPY, False),
+    "log_probs": ({"target": TARGET, "logits": X, "input": None}, TOKENS, False),
+    "token_log_probs": (LAYER, TOKENS, False),
     "geglu": ({"up": X}, GLU, False),
     "rotary_embedding": ({"query": HEADS, "key": HEADS, "cos": FACTOR, "sin": FACTOR, "input": None}, ROTARY, False),
 }

@@ -81,23 +81,35 @@ def test_halves_of_one_tensor_and_their_gradients_are_not_copied(cpu: torch.devi
     assert [call.op for call in calls] == [*["swiglu_backward"] * 2, "swiglu", *["swiglu_backward"] * 2]
 
 
-@pytest.mark.parametrize("entropy", [False, True])
-def test_token_log_probs_allocate_as_much_as_linear_cross_entropy(cpu: torch.device, entropy: bool) -> None:
-    """Besides two or three numbers per row that are saved. All logits would take 16 times as much as a chunk."""
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ({}, 2), ({"return_entropy": True}, 3), ({"return_correct": True}, 3),
+        ({"ids": torch.arange(512 * 4).view(512, 4) % 1000}, 2 + 4 + 12), ({"save_logits": True}, 2 + 1007),
+    ],
+)  # fmt: skip
+def test_token_log_probs_allocate_as_much_as_linear_cross_entropy(
+    cpu: torch.device, options: dict[str, Any], numbers: int
+) -> None:
+    """Besides numbers per row that are saved. All logits would take 16 times as much as a chunk."""
     x, matrix = torch.randn(512, 32, requires_grad=True), torch.randn(1000, 32, requires_grad=True)
     target = torch.randint(1000, (512,))
 
     def train(function: Callable[..., Any], **options: Any) -> int:
         def step() -> Any:
             results = function(x, matrix, target, chunk_size=32, **options)
-            results = results if isinstance(results, tuple) else (results,)
+            results = [
+                result
+                for result in (results if isinstance(results, tuple) else (results,))
+                if result.is_floating_point()
+            ]
             return torch.autograd.grad(results, (x, matrix), [result.detach() for result in results])
 
         return peak_bytes(step)
 
     theirs = train(tridal.linear_cross_entropy, reduction="none")
     assert theirs < 512 * 1000 * 4 / 4
-    assert train(tridal.token_log_probs, return_entropy=entropy) <= theirs + 4 * 512 * (3 if entropy else 2)
+    assert train(tridal.token_log_probs, **options) <= theirs + 4 * 512 * numbers
 
 
 def test_norms_of_heads_in_one_projection_copy_no_input(cpu: torch.device) -> None:

@@ -118,7 +118,7 @@ def test_exported_program_has_the_op_and_its_gradient(device: torch.device, samp
     given = {name: tensor.detach() for name, tensor in tensors_of(sample, 6, device).items()}
     roles = {"input": "element", **sample.roles}
     rows = {name: sample.dim == 0 for name, role in roles.items() if role in ("element", "constant")}
-    rows |= {"target": False}
+    rows |= {"target": False, "ids": False}
     shapes = {name: {int(rows[name]): torch.export.Dim.DYNAMIC} if name in rows else None for name in given}
     program = torch.export.export(Model(), (given,), dynamic_shapes=(shapes,), strict=False)
     torch.export.save(program, tmp_path / "model.pt2")

@@ -117,7 +117,9 @@ class Call:
         own = None if roundings is None and self.op.torch_function is not None else reduce
         computed = row_maths.compute(self.op, *arguments, reduce=own)
         named = zip((result.name for result in self.op.results), computed, strict=True)
-        results = {name: tensor for name, tensor in named if tensor is not None}
+        # Bools cannot be subtracted.
+        numbers = ((name, t.long() if t is not None and t.dtype is torch.bool else t) for name, t in named)
+        results = {name: tensor for name, tensor in numbers if tensor is not None}
         return results | {n: t.reshape(results[n].shape) for n, t in reduce.before.items() if before}
 
     def _reduce(self, arguments: Sequence[Any], roundings: Roundings | None, stored: Named) -> _Reduce:

@@ -19,9 +19,17 @@ def _target(case: Case) -> dict[str, Tensor]:
     return {"target": target}
 
 
+def _of_layer(case: Case) -> dict[str, Tensor]:
+    """Returns the tensors of a linear layer, its targets, and three classes of each row, two of which are the same."""
+    rows, classes = case.shape
+    ids = torch.randint(classes, (rows, 3), generator=torch.Generator().manual_seed(4))
+    ids[:, 1] = ids[:, 0]
+    return layer_tensors(case) | _target(case) | {"ids": ids}
+
+
 def _has_classes(case: Case) -> bool:
     return len(case.shape) > 0 and case.shape[-1] > 0
 
 
 LOG_PROBS = OpCases(tensors=_target, is_defined=_has_classes)
-TOKEN_LOG_PROBS = OpCases(tensors=lambda case: layer_tensors(case) | _target(case), is_defined=is_small_matrix)
+TOKEN_LOG_PROBS = OpCases(tensors=_of_layer, is_defined=is_small_matrix)

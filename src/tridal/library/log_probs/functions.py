@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 
 from tridal.errors import ShapeError
+from tridal.library.log_probs.classes import check_ids, with_ids
 from tridal.library.log_probs.log_probs import LOG_PROBS
+from tridal.library.log_probs.rows import PerRow
 from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
 from tridal.library.losses.checks import check_layer, check_numbers
-from tridal.ops import Arguments, check_bool, check_floating, check_index, check_shape, wrong
-from tridal.pytorch import autocast_enabled, call_op, check_tensors, is_distributed, op_function, transforms_active
+from tridal.ops import Arguments, check_bool, check_floating, wrong
+from tridal.pytorch import (
+    autocast_enabled,
+    call_op,
+    check_tensors,
+    is_distributed,
+    op_function,
+    records_gradient,
+    saves_through_hooks,
+    transforms_active,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,6 +39,7 @@ class _Options(TypedDict, total=False):
     temperature: float
     softcap: float | None
     ignore_index: int | None
+    mask: Tensor | None
     stream: Any
 
 
@@ -36,6 +49,7 @@ class _TokenOptions(_Options, total=False):
     linear_bias: Tensor | None
     chunk_size: int | None
     accum_dtype: torch.dtype | None
+    save_logits: bool
 
 
 @overload
@@ -50,11 +64,22 @@ def log_probs(
 def log_probs(
     logits: Tensor, target: Tensor, *, return_entropy: bool, **options: Unpack[_Options],
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def log_probs(
+    logits: Tensor, target: Tensor, *, return_correct: Literal[True], return_entropy: bool = False,
+    ids: Tensor | None = None, teacher_log_probs: Tensor | None = None, **options: Unpack[_Options],
+) -> tuple[Tensor, ...]: ...  # fmt: skip
+@overload
+def log_probs(
+    logits: Tensor, target: Tensor, *, ids: Tensor, teacher_log_probs: Tensor | None = None,
+    return_entropy: bool = False, return_correct: bool = False, **options: Unpack[_Options],
+) -> tuple[Tensor, ...]: ...  # fmt: skip
 @op_function(LOG_PROBS, names={"logits": "input"})
 def log_probs(
     call: Any, logits: Tensor, target: Tensor, *, temperature: float = 1.0, softcap: float | None = None,
-    ignore_index: int | None = None, return_entropy: bool = False, stream: Any = None,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    ignore_index: int | None = None, return_entropy: bool = False, return_correct: bool = False,
+    mask: Tensor | None = None, ids: Tensor | None = None, teacher_log_probs: Tensor | None = None, stream: Any = None,
+) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
     """The log-probability of each target token: log_softmax(logits / temperature) at the target.
 
     Args:
@@ -66,11 +91,19 @@ def log_probs(
         ignore_index: rows with this target have the log-probability 0, the entropy 0 and the gradient zero. None: no
             target is ignored.
         return_entropy: also returns the entropy of each row's distribution, -sum(p * log(p)). Both are differentiable.
+        return_correct: also returns whether the target has the largest logit, and is the first class with it. So the
+            mean is the token accuracy.
+        mask: a boolean tensor of shape (...). Rows with False are ignored: they have the log-probability 0, the entropy
+            0, False for `return_correct`, and the gradient zero.
+        ids: classes of shape (..., K), in int64 or uint8. Also returns their log-probabilities, of shape (..., K).
+        teacher_log_probs: the log-probabilities log(p) of `ids` by another model, of shape (..., K). Also returns
+            sum(p * (log(p) - log-probabilities of ids)) over K, the KL divergence to the teacher if K classes have all
+            of its probability. The teacher has no gradient.
         stream: see `tridal.softmax`. The backward uses it, too.
 
     Returns:
-        The log-probabilities of shape (...), in float32 (float64 for float64), also under autocast. With
-        `return_entropy`, (log-probabilities, entropies).
+        The log-probabilities of shape (...), in float32 (float64 for float64), also under autocast. With other results,
+        a tuple in this order: log-probabilities, entropies, log-probabilities of ids, divergence, correct.
 
     Raises:
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError, ShapeError, StreamError: an argument is wrong.
@@ -87,16 +120,22 @@ def log_probs(
     """
     op = LOG_PROBS.name
     check_tensors(LOG_PROBS.signature, logits=logits, target=target)
-    numbers = _checked_numbers(op, temperature, softcap, ignore_index, return_entropy)
+    numbers = _checked_numbers(op, temperature, softcap, ignore_index, return_entropy, return_correct)
     check_floating(op, "logits", logits)
     if not logits.dim():
         raise ShapeError(wrong(op, "logits", "have the shape (..., C)", "()"))
-    target = _checked_target(op, target, "logits", logits)
-    if is_distributed(logits, target):
+    rows = PerRow(target, ids, teacher_log_probs, mask).checked(op, "logits", logits)
+    if is_distributed(logits, *rows):
         from tridal.library.losses.dtensor import distributed
 
-        logits, target = distributed(logits, target)
-    return call(logits, target, *numbers, results=1 + return_entropy, checked=True)  # type: ignore[no-any-return]
+        logits, *tensors = distributed(logits, *rows)
+        rows = PerRow(*tensors)
+    if rows.ids is None and rows.mask is None and not return_correct:
+        return call(logits, rows.target, *numbers, results=1 + return_entropy, checked=True)  # type: ignore[no-any-return]
+    rows, ignore_index = rows.ignoring(ignore_index)
+    numbers = (*numbers[:2], ignore_index, *numbers[3:])
+    results = rows.results(_of_logits(logits, rows.target, rows.ids, numbers), ignore_index)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 @overload
@@ -114,29 +153,47 @@ def token_log_probs(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, return_entropy: bool,
     **options: Unpack[_TokenOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def token_log_probs(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_correct: Literal[True],
+    return_entropy: bool = False, ids: Tensor | None = None, teacher_log_probs: Tensor | None = None,
+    **options: Unpack[_TokenOptions],
+) -> tuple[Tensor, ...]: ...  # fmt: skip
+@overload
+def token_log_probs(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, ids: Tensor, teacher_log_probs: Tensor | None = None,
+    return_entropy: bool = False, return_correct: bool = False, **options: Unpack[_TokenOptions],
+) -> tuple[Tensor, ...]: ...  # fmt: skip
 @op_function(TOKEN_LOG_PROBS)
 def token_log_probs(
     call: Any, input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
     temperature: float = 1.0, softcap: float | None = None, ignore_index: int | None = None,
-    return_entropy: bool = False, chunk_size: int | None = None, accum_dtype: torch.dtype | None = None,
-    stream: Any = None,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    return_entropy: bool = False, return_correct: bool = False, mask: Tensor | None = None, ids: Tensor | None = None,
+    teacher_log_probs: Tensor | None = None, save_logits: bool = False, chunk_size: int | None = None,
+    accum_dtype: torch.dtype | None = None, stream: Any = None,
+) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
     """log_probs(linear(input, linear_weight, linear_bias), target), without the memory of the logits.
 
-    The forward and the backward compute the logits of a chunk of rows at a time. The backward computes them again.
+    The forward and the backward compute the logits of a chunk of rows at a time. The backward computes them again,
+    unless `save_logits` is set.
 
     Args:
         input: shape (..., H).
         linear_weight: shape (C, H).
         target: a class for each row of the input, of shape (...), in int64 or uint8.
         linear_bias: shape (C,).
-        temperature, softcap, ignore_index, return_entropy: see `tridal.log_probs`.
+        temperature, softcap, ignore_index, return_entropy, return_correct, ids, teacher_log_probs: see
+            `tridal.log_probs`.
+        mask: see `tridal.log_probs`. Logits of rows with False are not computed, except by compiled functions, for
+            DTensors and in a captured graph, where the number of rows cannot depend on values.
+        save_logits: keeps the logits for the backward, which then takes two matmuls instead of three. This needs the
+            memory of all logits in the dtype of the matmuls, and no other tensor of this size.
         chunk_size, accum_dtype: see `tridal.linear_cross_entropy`.
         stream: see `tridal.softmax`. Matmuls and the backward use it, too.
 
     Returns:
-        The log-probabilities of shape (...), in float32 (float64 for float64), also under autocast. With
-        `return_entropy`, (log-probabilities, entropies).
+        The log-probabilities of shape (...), in float32 (float64 for float64), also under autocast. With other results,
+        the tuple of `tridal.log_probs`.
 
     Raises:
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError, ShapeError, IndexError, StreamError: an argument
@@ -149,46 +206,85 @@ def token_log_probs(
     """
     op, signature, given = TOKEN_LOG_PROBS.name, TOKEN_LOG_PROBS.signature, (input, linear_weight, target, linear_bias)
     check_tensors(signature, input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias)
-    numbers = _checked_numbers(op, temperature, softcap, ignore_index, return_entropy)
+    numbers = _checked_numbers(op, temperature, softcap, ignore_index, return_entropy, return_correct)
+    check_bool(op, "save_logits", save_logits)
     if linear_weight.dim() != 2:
         raise ShapeError(wrong(op, "linear_weight", "have the shape (C, H)", tuple(linear_weight.shape)))
     autocast = autocast_enabled(input.device.type)
     _, chunks = check_layer(op, input, linear_weight, linear_bias, chunk_size, accum_dtype, autocast)
-    shape, target = input.shape[:-1], _checked_target(op, target, "input", input)
-    one_dim = len(shape) == 1  # a view of the same shape would make compiled gradients of DTensors fail
-    x, index = (input, target) if one_dim else (input.reshape(-1, input.shape[-1]), target.reshape(-1))
-    arguments = (x, linear_weight, index, linear_bias, *numbers, *chunks)
+    x, shape, kept = input, input.shape[:-1], None
+    rows = PerRow(target, ids, teacher_log_probs, mask).checked(op, "input", input)
+    if len(shape) != 1:  # a view of the same shape would make compiled gradients of DTensors fail
+        x, rows = input.reshape(-1, input.shape[-1]), rows.flat(len(shape))
     # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
-    if is_distributed(*given) and (_compiling() or not transforms_active()):
-        from tridal.library.losses.dtensor import in_chunks
+    by_ranks = is_distributed(*given, *rows) and (_compiling() or not transforms_active())
+    if by_ranks:
+        from tridal.library.losses.dtensor import distributed, in_chunks
 
-        found: Any = in_chunks(Arguments(signature, arguments).named, functools.partial(_of_logits, numbers))
+        x, *tensors = distributed(x, *rows, like=given)
+        rows = PerRow(*tensors)
+    if rows.mask is not None:
+        mask, kept = rows.mask.unsqueeze(-1), rows.kept(x)
+        if kept is not None:
+            x, rows = x.index_select(0, kept), rows.selected(kept)
+        else:
+            x = torch.where(mask, x, 0.0)  # the logits of masked rows are finite then
+            rows, ignore_index = rows.ignoring(ignore_index)
+            numbers = (*numbers[:2], ignore_index, *numbers[3:])
+    saves = save_logits and records_gradient(input, linear_weight, linear_bias)
+    arguments = (x, linear_weight, rows.target, linear_bias, rows.ids, *numbers[:4], *chunks, return_correct, saves)
+    found: Any
+    if by_ranks:
+        named, function = Arguments(signature, arguments).named, functools.partial(_of_logits, numbers=numbers)
+        found = in_chunks(named, function, ("target", "ids"), saves)
     else:
-        found = call(*arguments, results=2, checked=True)
-    results = tuple(result if one_dim else result.view(shape) for result in found[: 1 + return_entropy])
-    return results if return_entropy else results[0]
+        # A hook may keep the saved logits, so the backward must not overwrite them.
+        overwrites = saves and not _compiling() and not saves_through_hooks()
+        log_prob, entropy, at_ids, correct = call(*arguments, results=4, overwrites=overwrites, checked=True)
+        found = *_present(log_prob, entropy, correct, numbers), None if rows.ids is None else at_ids
+    results = rows.results(found, ignore_index)
+    if kept is not None:
+        count = math.prod(shape)
+        results = [result.new_zeros((count, *result.shape[1:])).index_copy(0, kept, result) for result in results]
+    if len(shape) != 1:
+        results = [result.view((*shape, *result.shape[1:])) for result in results]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+_Numbers = tuple[float, float | None, int | None, bool, bool]
+"""The arguments temperature, softcap, ignore_index, return_entropy and return_correct."""
 
 
 def _checked_numbers(
-    op: str, temperature: float, softcap: float | None, ignore_index: int | None, return_entropy: bool
-) -> tuple[float, float | None, int | None, bool]:
+    op: str, temperature: float, softcap: float | None, ignore_index: int | None, return_entropy: bool,
+    return_correct: bool,
+) -> _Numbers:  # fmt: skip
     """Checks the arguments that are not tensors. Returns them as those of the registered ops."""
     if ignore_index is not None:
         check_numbers(op, ignore_index=ignore_index)
         ignore_index = int(ignore_index)
     check_numbers(op, softcap=softcap, temperature=temperature)
     check_bool(op, "return_entropy", return_entropy)
-    return float(temperature), None if softcap is None else float(softcap), ignore_index, return_entropy
+    check_bool(op, "return_correct", return_correct)
+    cap = None if softcap is None else float(softcap)
+    return float(temperature), cap, ignore_index, return_entropy, return_correct
 
 
-def _checked_target(op: str, target: Tensor, name: str, rows: Tensor) -> Tensor:
-    """Checks the targets of the rows of a tensor. Returns them in int64."""
-    check_index(op, "target", target)
-    hint = f"an index per row of {name}, which has the shape {tuple(rows.shape)}"
-    check_shape(op, "target", target, rows.shape[:-1], hint)
-    return target.long()  # an ignore_index of -100 would wrap to 156 in uint8
+def _of_logits(logits: Tensor, target: Tensor, ids: Tensor | None, numbers: _Numbers) -> tuple[Tensor | None, ...]:
+    """Returns log-probability, entropy and correct of targets, and the log-probabilities of ids, or None."""
+
+    def compute(target: Tensor) -> tuple[Tensor | None, ...]:
+        log_prob, entropy, correct = call_op(LOG_PROBS, None, (), logits, target, *numbers, results=3)
+        return _present(log_prob, entropy, correct, numbers)
+
+    if ids is None:
+        return (*compute(target), None)
+    check_ids(LOG_PROBS.name, logits, target, ids, numbers[2])
+    return with_ids(compute, logits, target, ids, numbers[:3])
 
 
-def _of_logits(numbers: tuple[Any, ...], logits: Tensor, target: Tensor) -> Any:
-    found = call_op(LOG_PROBS, None, (), logits, target, *numbers, results=1 + numbers[-1])
-    return found if numbers[-1] else (found,)
+def _present(
+    log_prob: Tensor, entropy: Tensor | None, correct: Tensor | None, numbers: _Numbers
+) -> tuple[Tensor | None, ...]:
+    """Returns the results of a call, with None for absent ones, for which a registered op has empty tensors."""
+    return log_prob, entropy if numbers[3] else None, correct if numbers[4] else None

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
-from tridal.library.losses.cross_entropy import launch
+from tridal.library.log_probs.classes import Numbers, is_ignored, scaled, through_score
+from tridal.library.losses.cross_entropy import EXACT, launch
 from tridal.library.losses.maths import capped, check_range
 from tridal.ops import (
     Named,
+    NoKernel,
     Op,
     Result,
     RowKernel,
@@ -29,8 +31,6 @@ from tridal.ops import (
 from tridal.pytorch import Steps, has_values
 
 Tensor = torch.Tensor
-Numbers = tuple[float, float | None, int | None]
-"""temperature, softcap and ignore_index."""
 numbers_of = operator.itemgetter("temperature", "softcap", "ignore_index")
 
 WITH_ENTROPY = RowKernel(
@@ -49,6 +49,25 @@ FORWARD = replace(
     row_writes=("log_prob", "row_max", "log_sum"), live_tiles=1,
 )  # fmt: skip
 """Without the entropy, there are two statistics, which programs can exchange."""
+
+
+def _with_correct(kernel: RowKernel) -> RowKernel:
+    """Returns the kernel that also writes whether the target is the argmax."""
+    return replace(
+        kernel, name=f"{kernel.name}_and_correct",
+        row_writes=(*kernel.row_writes[:-2], "correct", *kernel.row_writes[-2:]),
+        statistics=(*kernel.statistics, Statistic("first", "max", term="first_term", rebase="rebase_first")),
+        live_tiles=kernel.live_tiles + 1,
+    )  # fmt: skip
+
+
+_FORWARDS = {
+    (False, False): FORWARD, (True, False): WITH_ENTROPY, (False, True): _with_correct(FORWARD),
+    (True, True): _with_correct(WITH_ENTROPY),
+}  # fmt: skip
+"""The kernels without and with the entropy, and whether the target is the argmax."""
+ROW_RESULTS = ("log_prob", "entropy", "correct", "row_max", "log_sum")
+"""The numbers of a row that kernels write. They are the results of the op."""
 BACKWARD = replace(
     WITH_ENTROPY, name="log_probs_backward",
     row_reads=("row_max", "row_log_sum", "grad", "entropy_grad", "row_entropy"), statistics=(),
@@ -59,17 +78,21 @@ BACKWARD = replace(
 def row_results(
     call: Steps, logits: Tensor, target: Tensor, numbers: Numbers, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Returns the `row_writes` of the kernel for each row, if they are wanted. The first one always is."""
+    """Returns for each row the `ROW_RESULTS` that are wanted, or None. The first one always is."""
     temperature, softcap, ignore_index = numbers
     if call.interpreted:
         call.run(check_range, call.op.name, target, logits.shape[-1], ignore_index)
-    kernel, names = WITH_ENTROPY if wanted[1] else FORWARD, WITH_ENTROPY.row_writes
+    if wanted[2] and logits.shape[-1] > EXACT:
+        raise NoKernel("kernels find the argmax of at most 16,777,216 classes")
+    kernel, names = _FORWARDS[bool(wanted[1]), bool(wanted[2])], ROW_RESULTS
     writes = [name for name, want in zip(names, wanted, strict=True) if want]
     found = launch(
         call, kernel, (logits, target), ignore_index, softcap, writes=writes,
         dtypes=(accumulator(logits),) * len(writes), inverse_temperature=_inverse(temperature),
     )  # fmt: skip
     results = dict(zip(writes, found, strict=True))
+    if wanted[2]:
+        results["correct"] = call.torch(Tensor.bool, results["correct"])
     return tuple(results.get(name) for name in names)
 
 
@@ -110,13 +133,13 @@ def _of_scores(
     """
     temperature, softcap, ignore_index = numbers
     y = capped(input, softcap)
-    x = y if temperature == 1 else y * (1 / temperature)
+    x = scaled(y, temperature)
     row_max = reduce(x, "max").detach()  # it cancels out
     row_max = torch.where(row_max == -torch.inf, 0.0, row_max)
     differences = x - row_max
     exp = differences.exp()
-    ignored = torch.zeros_like(target, dtype=torch.bool) if ignore_index is None else target == ignore_index
-    return y, row_max, differences, exp, reduce(exp, "sum"), ignored, (target >= 0) & (target < reduce.count)
+    valid = (target >= 0) & (target < reduce.count)
+    return y, row_max, differences, exp, reduce(exp, "sum"), is_ignored(target, ignore_index), valid
 
 
 def _entropy(differences: Tensor, exp: Tensor, row_sum: Tensor, reduce: RowReduce) -> Tensor:
@@ -124,9 +147,18 @@ def _entropy(differences: Tensor, exp: Tensor, row_sum: Tensor, reduce: RowReduc
     return row_sum.log() - reduce(exp * differences.masked_fill(exp == 0, 0.0), "sum") / row_sum
 
 
+def _correct(scores: Tensor, target: Tensor, reduce: RowReduce) -> Tensor:
+    """Returns whether the target is the first class with the largest score, or the first NaN of its row."""
+    exact = reduce.count <= EXACT
+    columns, far = reduce.columns(scores).to(scores.dtype if exact else torch.float64), EXACT if exact else 2**53
+    best = torch.where(scores == reduce(scores, "max"), -columns, -torch.inf)
+    first = reduce(torch.where(scores.isnan(), far - columns, best), "max")
+    return torch.where(first > 0, far - first, -first) == target
+
+
 def reference(input: Tensor, target: Tensor, reduce: RowReduce, **numbers: Any) -> tuple[Tensor | None, ...]:
-    """Returns the log-probability of each row's target, the entropy, the maximum m, and log(sum(exp(score - m)))."""
-    _, row_max, differences, exp, row_sum, ignored, valid = _of_scores(input, target, reduce, numbers_of(numbers))
+    """Returns `ROW_RESULTS`: numbers of each row's target, the entropy, the maximum m, and log(sum(exp(score - m)))."""
+    y, row_max, differences, exp, row_sum, ignored, valid = _of_scores(input, target, reduce, numbers_of(numbers))
     if reduce.sharded:
         picked = reduce(torch.where(reduce.columns(differences) == target, differences, 0.0), "sum")
     else:
@@ -134,10 +166,12 @@ def reference(input: Tensor, target: Tensor, reduce: RowReduce, **numbers: Any) 
             check_range(LOG_PROBS.name, target, reduce.count, numbers["ignore_index"])
         picked = differences.gather(reduce.dim, target.clamp(0, reduce.count - 1))
     log_prob = torch.where(ignored, 0.0, torch.where(valid, picked, torch.nan) - row_sum.log())
-    entropy = None
+    entropy = correct = None
     if numbers["return_entropy"]:
         entropy = torch.where(ignored, 0.0, _entropy(differences, exp, row_sum, reduce))
-    return log_prob, entropy, row_max, row_sum.log()
+    if numbers["return_correct"]:
+        correct = ~ignored & _correct(scaled(y.detach(), numbers["temperature"]), target, reduce)
+    return log_prob, entropy, correct, row_max, row_sum.log()
 
 
 def gradient(
@@ -145,7 +179,7 @@ def gradient(
     entropy: Tensor | None, reduce: RowReduce, **numbers: Any,
 ) -> Tensor:  # fmt: skip
     """Returns (grad * (1 of the target - p) - entropy_grad * p * (log(p) + entropy)) / temperature, through the cap."""
-    temperature, softcap, _ = given = numbers_of(numbers)
+    given = numbers_of(numbers)
     y, _, differences, exp, row_sum, ignored, valid = _of_scores(input, target, reduce, given)
     p, peak = exp / row_sum, torch.zeros_like(row_sum) if grad is None else grad
     peak = torch.where(valid, peak, torch.nan).masked_fill(ignored, 0.0)
@@ -154,8 +188,7 @@ def gradient(
         deviation = (differences - row_sum.log()).masked_fill(exp == 0, 0.0)
         deviation = deviation + _entropy(differences, exp, row_sum, reduce)
         dx = dx - p * deviation * entropy_grad.masked_fill(ignored, 0.0)
-    dx = dx if temperature == 1 else dx * (1 / temperature)
-    return dx if softcap is None else dx * (1 - (y / softcap).square())
+    return through_score(dx, y, given)
 
 
 NUMBERS = (
@@ -163,18 +196,20 @@ NUMBERS = (
     number("ignore_index", type="int", optional=True, range=(-200, -100)),
 )  # fmt: skip
 RETURN_ENTROPY = number("return_entropy", type="bool", range=(True, False))
+RETURN_CORRECT = number("return_correct", False)
 
 
 LOG_PROBS = Op(
     name="log_probs",
-    arguments=(per_element("input"), index_per_row("target"), *NUMBERS, RETURN_ENTROPY),
+    arguments=(per_element("input"), index_per_row("target"), *NUMBERS, RETURN_ENTROPY, RETURN_CORRECT),
     results=(
         Result("log_prob", "row", gradient="grad"),
         Result("entropy", "row", needs=operator.itemgetter("return_entropy"), gradient="entropy_grad"),
+        Result("correct", "row", torch.bool, needs=operator.itemgetter("return_correct")),
         Result("row_max", "row", returned=False),
         Result("log_sum", "row", returned=False),
     ),
-    kernels=(FORWARD, BACKWARD, WITH_ENTROPY),
+    kernels=(FORWARD, BACKWARD, *[kernel for kernel in _FORWARDS.values() if kernel is not FORWARD]),
     reference=reference,
     gradient=gradient,
     steps=_steps,

@@ -34,7 +34,7 @@ from tridal.pytorch import Steps
 
 Tensor = torch.Tensor
 MODULE = "tridal.library.losses.kernels.cross_entropy"
-_EXACT = 2**24
+EXACT = 2**24
 """Integers up to this number are exact in float32."""
 
 _LSE = (
@@ -200,7 +200,7 @@ def _reduced(call: Steps, rows: Tensor, named: Named) -> tuple[Tensor, Tensor | 
     """
     target, weight, dtype, options = named["target"], named["weight"], named["dtype"], Options.of(named)
     classes, mean = named["input"].shape[classes_dim(named["input"])], options.reduction == MEAN
-    exact = rows.dtype is torch.float64 or max(classes, abs(options.ignore_index)) <= _EXACT or not mean
+    exact = rows.dtype is torch.float64 or max(classes, abs(options.ignore_index)) <= EXACT or not mean
     if target.numel() and exact and not (rows.dtype is torch.float64 and dtype.itemsize == 2):
         flat = rows if rows.dim() == 1 else call.view(Tensor.reshape, rows, -1)
         try:

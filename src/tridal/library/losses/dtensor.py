@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
@@ -66,28 +67,57 @@ def linear_cross_entropy(named: Named) -> Tensor:
     return _reduced(rows, targets, weights, options).to(named["dtype"])
 
 
-def in_chunks(named: Named, function: Callable[[Tensor, Tensor], Sequence[Tensor]]) -> list[Tensor]:
-    """Returns function(logits, targets), which has numbers per row, for the arguments of an op of a linear layer.
+def in_chunks(
+    named: Named, function: Callable[..., Sequence[Tensor | None]], per_row: Sequence[str] = ("target",),
+    saves_logits: bool = False,
+) -> list[Any]:  # fmt: skip
+    """Returns function(logits, *tensors), which has numbers per row or None, for the arguments of an op of a layer.
 
-    The backward computes the logits of each chunk again. Rows that are sharded over ranks are one chunk, because a
-    chunk of them would have to be redistributed.
+    `per_row` are the names of the tensors with numbers per row. The backward computes the logits of each chunk again,
+    unless it saves them. Rows that are sharded over ranks are one chunk, because a chunk of them would have to be
+    redistributed.
     """
     matmul_dtype = named["matmul_dtype"]
-    x, matrix, bias, all_targets = distributed(*(named[name] for name in (*LAYER, "target")))
+    x, matrix, bias, *tensors = distributed(*(named[name] for name in (*LAYER, *per_row)))
     step = named["chunk_size"] or chunk_rows(x.shape[0], matrix, matmul_dtype, named["accum_dtype"])
     step = x.shape[0] if any(placement.is_shard(0) for placement in x.placements) else step
 
-    def of_chunk(x: Tensor, target: Tensor) -> Any:
-        return function(logits_of(x, matrix, bias, matmul_dtype), target)
+    def of_chunk(x: Any, *tensors: Tensor | None) -> Any:
+        return function(logits_of(x, matrix, bias, matmul_dtype), *tensors)
 
+    run = of_chunk if saves_logits else functools.partial(_again, of_chunk)
     chunks = [
-        _again(of_chunk, x[start : start + step], all_targets[start : start + step])
+        run(x[start : start + step], *(None if t is None else t[start : start + step] for t in tensors))
         for start in range(0, max(x.shape[0], 1), max(step, 1))
     ]
-    return [torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True)]
+    return [
+        torch.cat(parts) if len(parts) > 1 and parts[0] is not None else parts[0] for parts in zip(*chunks, strict=True)
+    ]
 
 
-def _again(function: Callable[..., Any], *tensors: Tensor) -> Any:
+def gather(logits: Any, columns: Any) -> Any:
+    """Returns logits.gather(-1, columns). If classes are sharded, ranks exchange these numbers only."""
+    mesh, last = logits.device_mesh, logits.dim() - 1
+    placements = [Replicate() if placement.is_partial() else placement for placement in logits.placements]
+    logits = logits.redistribute(mesh, placements)
+    of_rows = [Replicate() if placement.is_shard(last) else placement for placement in placements]
+    of_columns = [Shard(0) if placement.is_shard(last) else Replicate() for placement in placements]
+    whole = torch.arange(logits.shape[-1], device=columns.device)
+    shard: Any = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    own = shard.redistribute(mesh, of_columns).to_local()
+    index, local = columns.redistribute(mesh, of_rows).to_local(), logits.to_local()
+    if local.shape[-1]:
+        index = index - own[:1]
+        inside = (index >= 0) & (index < local.shape[-1])
+        found = local.gather(-1, index.clamp(0, local.shape[-1] - 1)).masked_fill(~inside, 0.0)
+    else:
+        found = local.sum(-1, keepdim=True).expand(index.shape)
+    partial = [Partial() if placement.is_shard(last) else placement for placement in placements]
+    layout: dict[str, Any] = {"run_check": False, "shape": columns.shape, "stride": columns.stride()}
+    return DTensor.from_local(found, mesh, partial, **layout).redistribute(mesh, of_rows)
+
+
+def _again(function: Callable[..., Any], *tensors: Tensor | None) -> Any:
     """Calls a function. The backward calls it again instead of saving its tensors."""
     if torch.is_inference_mode_enabled():  # a checkpoint cannot keep its tensors
         return function(*tensors)

@@ -106,6 +106,15 @@ def vector_of(call: Steps, x: Tensor, columns: int) -> int:
     return vector if columns > 16 * vector and needs_vectors(x.device, x.dtype) else 1
 
 
+def logits_buffer(input: Tensor, linear_weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns an empty tensor that can hold the logits of all rows, which `in_chunks` keeps in it.
+
+    It has one dim, because the distance of rows differs between devices and settings.
+    """
+    classes = linear_weight.shape[:-1].numel()
+    return input.new_empty(input.shape[0] * (classes + 16 // dtype.itemsize - 1), dtype=dtype)
+
+
 def _input_gradient(dlogits: Tensor, matrix: Tensor, columns: list[slice], out: Tensor) -> None:
     """Writes dlogits @ matrix to `out`. Parts of the columns are added in float32 and rounded once."""
     total = out if len(columns) == 1 else out.new_empty(out.shape, dtype=torch.promote_types(out.dtype, torch.float32))
@@ -116,12 +125,16 @@ def _input_gradient(dlogits: Tensor, matrix: Tensor, columns: list[slice], out: 
 
 
 def in_chunks(
-    call: Steps, named: Named, needs: Sequence[bool], compute: Callable[[Tensor, slice], Tensor | None]
-) -> list[Tensor | None]:
-    """Calls compute(logits, rows) for the logits of each chunk. It may overwrite the logits.
+    call: Steps, named: Named, needs: Sequence[bool], compute: Callable[[Tensor, slice], Tensor | None],
+    kept: Tensor | None = None, filled: bool = False,
+) -> list[Tensor | None]:  # fmt: skip
+    """Calls compute(logits, rows) for the logits of each chunk. It may overwrite logits that are not kept.
 
     Returns the gradients of input, weight and bias that `needs` selects, in the dtypes in which matmuls write them.
     `compute` returns the gradient of the logits then, else None.
+
+    The logits of all chunks are in `kept`, if it is a `logits_buffer`. An earlier call has computed them if it is
+    `filled`.
     """
     input, linear_weight, bias = (named[name] for name in LAYER)
     matmul_dtype, accum_dtype = named["matmul_dtype"], named["accum_dtype"]
@@ -137,8 +150,10 @@ def in_chunks(
         grads[1].zero_()
     step = named["chunk_size"] or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
     vector = vector_of(call, x, classes)
-    memory = x.new_empty(min(step, rows), math.ceil(classes / vector) * vector)
-    if memory.shape[1] > classes:
+    width = math.ceil(classes / vector) * vector
+    held = min(step, rows) if kept is None else rows
+    memory = (x.new_empty(held * width) if kept is None else kept.detach()[: held * width]).view(held, width)
+    if memory.shape[1] > classes and not filled:
         memory[:, classes:] = 0  # a matmul may read between rows: torch's bfloat16 matmul on CPUs does
         memory = memory[:, :classes]
     whole = classes // vector * vector
@@ -146,8 +161,8 @@ def in_chunks(
     with without_autocast(x.device.type):
         for start in range(0, rows, step):
             part = slice(start, start + step)
-            flat = memory[: rows - start]
-            for of in columns:
+            flat = memory[: rows - start] if kept is None else memory[part]
+            for of in [] if filled else columns:
                 if bias is None:
                     torch.mm(x[part], matrix[of].t(), out=flat[:, of])
                 else:

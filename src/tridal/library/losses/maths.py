@@ -40,11 +40,13 @@ def classes_dim(input: Tensor) -> int:
     return min(input.dim() - 1, 1)
 
 
-def check_range(op: str, target: Tensor, classes: int, ignore_index: int | None) -> None:
+def check_range(
+    op: str, target: Tensor, classes: int, ignore_index: int | None, name: str = "target"
+) -> None:  # fmt: skip
     """Raises IndexError if a target index is not one of a class. This waits for the device."""
     outside = (target != ignore_index) & ((target < 0) | (target >= classes))
     if outside.any():
-        raise IndexError(wrong(op, "target", f"hold classes from 0 to {classes - 1}", int(target[outside][0])))
+        raise IndexError(wrong(op, name, f"hold classes from 0 to {classes - 1}", int(target[outside][0])))
 
 
 def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:

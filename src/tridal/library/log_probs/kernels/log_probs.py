@@ -59,6 +59,23 @@ def rebase_moment(moment, row_sum, part_row_max, row_max, EXP2_BIAS: tl.constexp
 
 
 @triton.jit
+def first_term(x, column, row_max, inverse_temperature, AXIS: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Returns the term of first: minus the column of a score that is row_max, or -inf for a smaller score.
+
+    That of a NaN is positive, because the argmax of a row with NaN is its first NaN. Integers up to 2^24 are exact.
+    """
+    found, at = score(x, inverse_temperature, SOFTCAP), tl.cast(column, tl.float32)
+    kept = tl.where(found == tl.expand_dims(row_max, AXIS), -at, float("-inf"))
+    return tl.where(found != found, 16777216.0 - at, kept)
+
+
+@triton.jit
+def rebase_first(first, part_row_max, row_max):
+    """Returns first of a part of a row: -inf if the maximum is in another part."""
+    return tl.where((first > 0) | (part_row_max == row_max), first, float("-inf"))
+
+
+@triton.jit
 def log_sum(row_sum):
     """log(row_sum). log(p) is score - row_max - log_sum, which rounds less than score - (row_max + log_sum)."""
     return tl.log(row_sum)
@@ -76,6 +93,13 @@ def log_prob(
 def entropy(index, row_sum, log_sum, moment, IGNORE_INDEX: tl.constexpr):
     """-sum(p * log(p)) = log_sum - moment / row_sum."""
     return _of_kept(log_sum - moment / row_sum, index, IGNORE_INDEX)
+
+
+@triton.jit
+def correct(index, first, IGNORE_INDEX: tl.constexpr):
+    """Returns 1 if the target is the argmax, or 0."""
+    argmax = tl.where(first > 0, 16777216.0 - first, -first)
+    return _of_kept(tl.where(tl.cast(argmax, tl.int64) == index, 1.0, 0.0), index, IGNORE_INDEX)
 
 
 @triton.jit
