@@ -127,11 +127,14 @@ def _function(
     may_be_none = {name for name, known in zip(own, tensors, strict=True) if known in op.signature.optional}
     optional = frozenset(p.name for p in parameters if p.name in own and (p.default is None or p.name in may_be_none))
     scope = keys.scope() | {f"default_{p.name}": p.default for p in parameters}
-    options = [p for p in parameters if p.name not in (*own, sizes, "stream") and p.kind is not p.VAR_KEYWORD]
+    # Tensors that the op does not have cannot be in a key.
+    others = [p.name for p in parameters if p.name not in own and "Tensor" in str(p.annotation)]
+    unkeyed = [*others, *["stream"] * ("stream" in signature.parameters)]
+    options = [p for p in parameters if p.name not in (*own, sizes, *unkeyed) and p.kind is not p.VAR_KEYWORD]
     removed = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
     described = keys.describe(op.signature, own, optional, flexible, dims)
     of_sizes = keys.of_sizes(sizes) if sizes is not None else keys.Described([], [])
-    lines = ["if stream is not None: no_key()"] * ("stream" in signature.parameters)
+    lines = [f"if {' or '.join(f'{name} is not None' for name in unkeyed)}: no_key()"] * bool(unkeyed)
     lines += [f"if {name}: no_key()" for name in removed]
     lines += [*of_sizes.lines, keys.PLAIN_THREAD, keys.RECORDING, *described.lines]
     parts = [*described.parts, *keys.of_thread("_function"), *of_sizes.parts, *keys.of_options(options)]
