@@ -30,6 +30,30 @@ def test_training_lowers_the_loss(
     assert losses[-1] < losses[0] - 0.05, output
 
 
+def test_preferences_have_the_losses_of_torch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, EXAMPLES / "dpo.py", "--steps", "4")
+    losses = [[float(n) for n in re.findall(r"\d\.\d{5}", line)] for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 4
+    assert losses[0] == pytest.approx([0.69315] * 2, abs=1e-4), "log(2), because both models are the same"
+    assert all(ours == pytest.approx(theirs, abs=1e-3) for ours, theirs in losses)
+    assert losses[3][0] < losses[0][0] - 0.2
+
+
+def test_rewards_have_the_losses_gradients_and_entropies_of_torch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, EXAMPLES / "grpo.py", "--steps", "2")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    of = {name: [list(map(float, line[1:])) for line in lines if line[0] == name] for name in ("tridal", "torch")}
+    assert len(of["tridal"]) == len(of["torch"]) == 2
+    for ours, theirs in zip(of["tridal"], of["torch"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=2e-5)
+        assert abs(theirs[0]) > 1e-3
+        assert theirs[1] > 1e-2
+
+
 def test_comparison_of_a_model_gives_the_same_losses(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
