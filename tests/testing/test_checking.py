@@ -123,7 +123,7 @@ def test_faulty_softmax_is_found(fault: str, found_by: str) -> None:
     def faulty(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return FAULTS[fault](x, dim, dtype)
 
-    chosen = [case for case in CASES if found_by in case.name]
+    chosen = [case for case in CASES if case.direction == "forward" and found_by in case.name]
     assert failures(CORRECT, chosen) == []
     assert is_found(faulty, chosen)
 
