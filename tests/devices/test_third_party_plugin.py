@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from backend_helpers import PLUGIN, install, run_python
-from tridal.devices import registry
-from tridal.errors import UnknownDeviceError
 
 USE_TOY = """
     import json, os, torch, tridal
@@ -39,9 +35,3 @@ def test_installed_wheel_computes_softmax_with_its_option_of_the_environment(tmp
         True,
         "environment TRIDAL_TOY_ROWS: backends.toy.rows: expected a power of two, found 3",
     ]
-
-
-@pytest.mark.usefixtures("fresh_registry")
-def test_toy_is_unknown_without_the_wheel() -> None:
-    with pytest.raises(UnknownDeviceError, match="no device is called 'toy'"):
-        registry.resolve("toy")
