@@ -79,6 +79,7 @@ def test_layout_and_sizes_follow_from_shape_and_strides(
     [
         ((32, 5), (5, 1), 16, (2, 80)),
         ((16, 5), (5, 1), 16, (16, 5)),  # one row would be left
+        ((40, 5), (5, 1), 16, (40, 5)),  # two and a half
         ((32, 5), (6, 1), 16, (32, 5)),
         ((32, 5), (1, 32), 16, (32, 5)),
         ((4, 16, 5), (100, 5, 1), 16, (16, 5)),  # blocks
