@@ -33,6 +33,7 @@ else:
     from tridal.library.glu.functions import geglu, swiglu
     from tridal.library.log_probs.functions import log_probs, token_log_probs
     from tridal.library.losses.functions import cross_entropy, linear_cross_entropy
+    from tridal.library.modulated_norm.functions import modulated_layer_norm, modulated_rms_norm
     from tridal.library.norms.functions import layer_norm, rms_norm
     from tridal.library.rotary.functions import rotary_embedding
     from tridal.library.softmax.functions import log_softmax, softmax
@@ -51,9 +52,9 @@ else:
 
 __all__ = [
     "backends", "cross_entropy", "device", "errors", "gated_rms_norm", "geglu", "kernelize", "layer_norm",
-    "linear_cross_entropy", "log_probs", "log_softmax", "models", "nn", "ops", "override_torch", "plan", "record_calls",
-    "registry", "rms_norm", "rotary_embedding", "row_function", "run", "settings", "softmax", "swiglu", "testing",
-    "token_log_probs", "types", "use",
+    "linear_cross_entropy", "log_probs", "log_softmax", "models", "modulated_layer_norm", "modulated_rms_norm", "nn",
+    "ops", "override_torch", "plan", "record_calls", "registry", "rms_norm", "rotary_embedding", "row_function", "run",
+    "settings", "softmax", "swiglu", "testing", "token_log_probs", "types", "use",
 ]  # fmt: skip
 __dir__ = __all__.copy
 __version__ = "0.2.0"

@@ -101,10 +101,29 @@ def every_placement_equals_torch(mesh: DeviceMesh) -> None:
 
 
 @check
+def a_scale_per_batch_is_expanded_to_the_shards(mesh: DeviceMesh) -> None:
+    for name, placement in itertools.product(("rms_norm", "layer_norm"), (*map(Shard, range(3)), Replicate())):
+        torch.manual_seed(0)
+        whole = [torch.randn(*shape, dtype=torch.float64) for shape in ((4, 3, 6), (4, 1, 6), (4, 1, 6))]
+        leaves, found = [tensor.requires_grad_() for tensor in whole], []
+        for tensor, where in zip(whole, (placement, Replicate(), Replicate()), strict=True):
+            found.append(distribute_tensor(tensor.detach(), mesh, [where]).requires_grad_())
+        x, scale, shift = leaves
+        expected = getattr(torch.nn.functional, name)(x, (6,), eps=1e-5) * (1 + scale) + shift
+        y = getattr(tridal, f"modulated_{name}")(found[0], found[1], (6,), eps=1e-5, shift=found[2])
+        grad = torch.randn_like(expected)
+        gradients = torch.autograd.grad(y, found, distribute_tensor(grad, mesh, y.placements))
+        wanted = torch.autograd.grad(expected, leaves, grad)
+        for result, exact in zip((y, *gradients), (expected, *wanted), strict=True):
+            assert_close(result.full_tensor(), exact.detach())
+
+
+@check
 def sharded_rows_exchange_statistics_only(mesh: DeviceMesh) -> None:
     numbers = {
         "softmax": (2, 1), "log_softmax": (2, 1), "rms_norm": (1, 1), "layer_norm": (2, 2), "skip_norm": (1, 1),
         "logsumexp": (2, 2), "l2_norm": (1, 2), "gated_rms_norm": (1, 1),
+        "modulated_rms_norm": (1, 1), "modulated_layer_norm": (2, 2),
     }  # fmt: skip
     for name, sample in (OPS | {"dim 0": SAMPLES["softmax of dim 0"]}).items():
         if sample.op.steps is None:

@@ -185,6 +185,8 @@ def _samples() -> dict[str, Sample]:
         ),
     }  # fmt: skip
     for name in ("rms_norm", "layer_norm"):
+        modulated = op_named(f"modulated_{name}")
+        found[modulated.name] = _sample(modulated, maths.modulated(name, True), maths.modulated(name, False))
         op, norms = op_named(name), (maths.norm(name, True), maths.norm(name, False))
         found[f"{name} without a weight"] = _sample(op, *norms, "residual", "weight", "bias")
         found[name] = _sample(op, *norms, "residual")

@@ -55,6 +55,19 @@ def norm(name: str, by_tridal: bool) -> Callable[..., Any]:
     return norm
 
 
+def modulated(name: str, by_tridal: bool) -> Callable[..., Any]:
+    """Returns a modulated norm. The op has its scale under another name than the function."""
+
+    def compute(input: Tensor, scaling: Tensor, shift: Tensor, stream: Any = None, **parameters: Tensor) -> Tensor:
+        if by_tridal:
+            function = getattr(tridal, f"modulated_{name}")
+            sizes, options = input.shape[-1:], {"eps": 1e-5, "shift": shift, "stream": stream}
+            return function(input, scaling, sizes, **parameters, **options)  # type: ignore[no-any-return]
+        return (rms_norm if name == "rms_norm" else layer_norm)(input, **parameters) * (1 + scaling) + shift
+
+    return compute
+
+
 def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
     return rms_norm(input, weight) * gate * torch.sigmoid(gate)
 

@@ -28,6 +28,11 @@ def layer(direction: Direction, **options: Any) -> Case:
     return Case("layer_norm", direction, (9, 57), **options)
 
 
+def modulated(direction: Direction) -> Case:
+    """A case of modulated_layer_norm."""
+    return Case("modulated_layer_norm", direction, (9, 57))
+
+
 def loss(direction: Direction, weight: bool = False, op: str = "cross_entropy", **numbers: Any) -> Case:
     """A case of a loss of each row."""
     absent = () if weight else ("weight",)
@@ -78,6 +83,11 @@ MUTANTS = [
         ("layer_norm.layer_norm_gradient", "the mean of the gradient is not subtracted",
          "tl.expand_dims(total / count, AXIS)", "0.0", layer(BACKWARD)),
         ("layer_norm.bias_gradient", "the bias's gradient is zero", "dy", "dy * 0.0", layer(BACKWARD)),
+        ("modulated_norm._modulated", "the shift is dropped", "y + shift", "y", modulated(FORWARD)),
+        ("modulated_norm._modulated", "the scale is not added to one", "1.0 + scaling", "scaling", modulated(FORWARD)),
+        ("modulated_norm.layer_scale_gradient", "the bias has no part in the gradient of the scale", "y + bias", "y",
+         modulated(BACKWARD)),
+        ("modulated_norm.weighted", "the gradient is not scaled", "1.0 + scaling", "1.0", modulated(BACKWARD)),
         ("cross_entropy.loss", "ignored targets have a loss", "index == IGNORE_INDEX", "index == -1",
          loss(FORWARD)),
         ("cross_entropy.loss", "the class weight is dropped", "_times(number, picked_weight)", "number",

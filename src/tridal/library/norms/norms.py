@@ -11,7 +11,7 @@ import torch
 from tridal.ops import Op, Result, RowKernel, RowReduce, Statistic, number, per_column, per_element, sum_dtype
 
 Tensor = torch.Tensor
-_OTHER_ELEMENTS = ("gate",)
+_OTHER_ELEMENTS = ("gate", "scaling", "shift")
 """The names of further tensors with a number per element that norms multiply or add."""
 
 

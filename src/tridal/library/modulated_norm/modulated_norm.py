@@ -1,0 +1,178 @@
+"""Modulated norms, norm(input) * (1 + scale) + shift: their kernels, their maths in torch's ops, and their gradients.
+
+The scale, which is called `scaling` here, and the shift have a number per element. Those of a batch are expanded with
+strides of zero before the op, so torch sums their gradients over the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tridal.library.norms.norms import LAYER_NORM, RMS_NORM, unsupported
+from tridal.ops import Named, Op, Result, RowKernel, RowReduce, Statistic, number, per_column, per_element
+
+Tensor = torch.Tensor
+MODULE = "tridal.library.modulated_norm.kernels.modulated_norm"
+
+
+def _modulated(y: Tensor, scaling: Tensor, shift: Tensor | None) -> Tensor:
+    y = y * (1 + scaling)
+    return y if shift is None else y + shift
+
+
+def _layer_norm(
+    input: Tensor, scaling: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None, rows: RowReduce,
+    eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns the modulated norm, and mean and 1 / sqrt(variance + eps) of each row."""
+    y, _, mean, inverse_deviation = LAYER_NORM.reference(input, None, weight, bias, rows, eps, 0.0)
+    return _modulated(y, scaling, shift), mean, inverse_deviation
+
+
+def _rms_norm(
+    input: Tensor, scaling: Tensor, shift: Tensor | None, weight: Tensor | None, rows: RowReduce, eps: float
+) -> tuple[Tensor, ...]:
+    """Returns the modulated norm, and 1 / sqrt(mean of squares + eps) of each row."""
+    y, _, inverse_rms = RMS_NORM.reference(input, None, weight, rows, eps, 0.0, "")
+    return _modulated(y, scaling, shift), inverse_rms
+
+
+def _layer_norm_gradient(
+    dy: Tensor, x: Tensor, scaling: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None,
+    bias: Tensor | None, rows: RowReduce, eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns the gradients of input, scale and shift, and the terms of the gradients of weight and bias."""
+    assert LAYER_NORM.gradient is not None
+    if torch.is_grad_enabled():  # saved statistics are constants for autograd
+        mean = rows.mean(x)
+        inverse_deviation = torch.rsqrt(rows.mean((x - mean) * (x - mean)) + eps)
+    dn = dy * (1 + scaling)
+    found, of_weight, of_bias = LAYER_NORM.gradient(dn, x, mean, inverse_deviation, weight, rows, eps, 0.0)
+    y = (x - mean) * inverse_deviation
+    y = y if weight is None else y * weight
+    return found, dy * (y if bias is None else y + bias), dy, of_weight, of_bias
+
+
+def _rms_norm_gradient(
+    dy: Tensor, x: Tensor, scaling: Tensor, inverse_rms: Tensor, weight: Tensor | None, rows: RowReduce, eps: float
+) -> tuple[Tensor, ...]:
+    """Returns the gradients of input, scale and shift, and the term of the weight's gradient."""
+    assert RMS_NORM.gradient is not None
+    if torch.is_grad_enabled():  # the saved statistic is a constant for autograd
+        inverse_rms = torch.rsqrt(rows.mean(x * x) + eps)
+    found, of_weight = RMS_NORM.gradient(dy * (1 + scaling), x, inverse_rms, weight, rows, eps, 0.0)
+    y = x * inverse_rms
+    return found, dy * (y if weight is None else y * weight), dy, of_weight
+
+
+def _constants(named: Named) -> Mapping[str, Any]:
+    return {"SUM_DTYPE": str(named["input"].dtype).removeprefix("torch.")}
+
+
+def _op(norm: Op, kernels: tuple[RowKernel, RowKernel], columns: tuple[str, ...], **maths: Any) -> Op:
+    """Returns the op of a modulated norm. `columns` are the names of the tensors of the norm with a number per column.
+
+    The norm has no residual.
+    """
+    name, saved = kernels[0].name, [result.name for result in norm.results if not result.returned]
+    return Op(
+        name=name,
+        kernels=kernels,
+        arguments=(
+            per_element("input"), per_element("scaling"), per_element("shift", optional=True),
+            *(per_column(column, optional=True) for column in columns), number("dims", type="int"),
+            number("eps", range=(1e-12, 1e-2)),
+        ),
+        results=(
+            Result("output", "element", lambda named: named["input"].dtype, gradient="dy"),
+            *(Result(statistic, "row", returned=False) for statistic in saved),
+        ),
+        saves=(("x", "input"), "scaling", *saved, *columns),
+        gradient_results=(
+            Result("input", "element", lambda named: named["x"].dtype),
+            Result("scaling", "element", lambda named: named["scaling"].dtype),
+            Result("shift", "element", lambda named: named["dy"].dtype),
+            *(Result(column, "column") for column in columns),
+        ),
+        constants=lambda named: _constants(named) if "input" in named else {},
+        unsupported=unsupported,
+        benchmark=f"tridal.library.modulated_norm.benchmark:{name.upper()}",
+        **maths,
+    )  # fmt: skip
+
+
+_WITHOUT_RESIDUAL: dict[str, Any] = {"residual": None}
+MODULATED_LAYER_NORM = _op(
+    LAYER_NORM,
+    (
+        RowKernel(
+            name="modulated_layer_norm",
+            module=MODULE,
+            reads=("x", "scaling", "shift"),
+            column_reads=("weight", "bias"),
+            statistics=(
+                Statistic("total", "sum", term="x"),
+                Statistic("squares", "sum", term="square_deviation", rebase="rebase_squares"),
+            ),
+            row_value="inverse_deviation",
+            writes=("modulated_layer_norm",),
+            row_writes=("mean", "inverse_deviation"),
+            parameters=("eps",),
+            constants=(("SUM_DTYPE", "float32"),),
+            neutral_padding=True,
+            live_tiles=4,
+        ).bind(**_WITHOUT_RESIDUAL),
+        RowKernel(
+            name="modulated_layer_norm_backward",
+            module=MODULE,
+            reads=("dy", "x", "scaling"),
+            row_reads=("mean", "inverse_deviation"),
+            column_reads=("weight", "bias"),
+            statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="layer_product")),
+            writes=("layer_gradient", "layer_scale_gradient", "shift_gradient"),
+            column_writes=("layer_weight_gradient", "bias_gradient"),
+            neutral_padding=True,
+            live_tiles=6,
+        ),
+    ),
+    ("weight", "bias"),
+    reference=_layer_norm,
+    gradient=_layer_norm_gradient,
+)
+MODULATED_RMS_NORM = _op(
+    RMS_NORM,
+    (
+        RowKernel(
+            name="modulated_rms_norm",
+            module=MODULE,
+            reads=("x", "scaling", "shift"),
+            column_reads=("weight",),
+            statistics=(Statistic("squares", "sum", term="square"),),
+            row_value="inverse_rms",
+            writes=("modulated_rms_norm",),
+            row_writes=("inverse_rms",),
+            parameters=("eps",),
+            constants=(("SUM_DTYPE", "float32"),),
+            neutral_padding=True,
+            live_tiles=4,
+        ).bind(**_WITHOUT_RESIDUAL),
+        RowKernel(
+            name="modulated_rms_norm_backward",
+            module=MODULE,
+            reads=("dy", "x", "scaling"),
+            row_reads=("inverse_rms",),
+            column_reads=("weight",),
+            statistics=(Statistic("dot", "sum", term="rms_product"),),
+            writes=("rms_gradient", "rms_scale_gradient", "shift_gradient"),
+            column_writes=("rms_weight_gradient",),
+            neutral_padding=True,
+            live_tiles=6,
+        ),
+    ),
+    ("weight",),
+    reference=_rms_norm,
+    gradient=_rms_norm_gradient,
+)

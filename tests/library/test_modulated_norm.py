@@ -1,0 +1,145 @@
+"""Modulated norms against torch's ops: a scale and a shift per token or per batch, dtypes, strides, and transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from torch.testing import assert_close
+
+import tridal
+
+Tensor = torch.Tensor
+NAMES = ("layer_norm", "rms_norm")
+EPS = 1e-5
+SHAPES = {
+    "per token": (2, 5, 16), "per batch": (2, 1, 16), "for all": (1, 1, 16), "per position": (1, 5, 16),
+}  # fmt: skip
+each = pytest.mark.parametrize("name", NAMES)
+
+
+def ours(name: str, x: Tensor, scale: Tensor, shift: Tensor | None = None, *columns: Tensor) -> Tensor:
+    function = getattr(tridal, f"modulated_{name}")
+    return function(x, scale, x.shape[-1:], *columns, eps=EPS, shift=shift)  # type: ignore[no-any-return]
+
+
+def theirs(name: str, x: Tensor, scale: Tensor, shift: Tensor | None = None, *columns: Tensor) -> Tensor:
+    y = getattr(functional, name)(x, x.shape[-1:], *columns, eps=EPS) * (1 + scale)
+    return y if shift is None else y + shift
+
+
+def leaves(device: torch.device, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [torch.randn(*shape, dtype=dtype, device=device).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@each
+def test_results_and_gradients_are_those_of_torch(device: torch.device, name: str, kind: str) -> None:
+    columns = [(16,)] * (2 if name == "layer_norm" else 1)
+    for others in ((), (SHAPES[kind],), (SHAPES[kind], *columns)):
+        tensors = leaves(device, (2, 5, 16), SHAPES[kind], *others)
+        with tridal.record_calls() as calls:
+            y = ours(name, *tensors)
+            grad = torch.randn_like(y)
+            found = torch.autograd.grad(y, tensors, grad)
+        expected = theirs(name, *tensors)
+        assert_close(y, expected)
+        assert_close(found, torch.autograd.grad(expected, tensors, grad))
+        assert {call.op: call.backend for call in calls} == dict.fromkeys(
+            (f"modulated_{name}", f"modulated_{name}_backward"), calls[0].backend
+        )
+
+
+@each
+def test_second_derivatives_are_those_of_torch(device: torch.device, name: str) -> None:
+    tensors = leaves(device, (2, 3, 4), (2, 1, 4), (2, 1, 4), *[(4,)] * (2 if name == "layer_norm" else 1))
+    assert torch.autograd.gradgradcheck(lambda *given: ours(name, *given), tensors)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 70)), min_size=2, max_size=4),
+    name=st.sampled_from(NAMES), per_batch=st.booleans(),
+)  # fmt: skip
+def test_calls_with_other_numbers_of_tokens_are_computed_as_their_own(
+    backend: Any, sizes: list[tuple[int, int]], name: str, per_batch: bool
+) -> None:
+    """The number of tokens per batch may differ from that of an earlier call whose number of rows is rounded alike."""
+    with tridal.use(backend.name):
+        for batch, tokens in sizes:
+            x = torch.randn(batch, tokens, 8, device=backend.device_type)
+            scale, shift = torch.randn(2, batch, 1 if per_batch else tokens, 8, device=backend.device_type)
+            assert_close(ours(name, x, scale, shift), theirs(name, x, scale, shift))
+
+
+@each
+def test_views_of_one_projection_are_read_and_get_their_gradients(device: torch.device, name: str) -> None:
+    """A model computes scale and shift as chunks of the last dim of one tensor, and its input may be transposed."""
+    modulation = torch.randn(3, 1, 6 * 32, device=device).requires_grad_()
+    x = torch.randn(7, 3, 32, device=device).transpose(0, 1).requires_grad_()
+    found, expected = [
+        function(name, x, *modulation.chunk(6, -1)[1:3]) for function in (ours, theirs)
+    ]  # fmt: skip
+    assert found.is_contiguous()
+    assert_close(found, expected)
+    grad = torch.randn_like(x)
+    assert_close(*(torch.autograd.grad(y, (x, modulation), grad) for y in (found, expected)))
+
+
+@each
+def test_result_is_rounded_once_to_the_dtype_of_the_input(device: torch.device, name: str) -> None:
+    (x,) = leaves(device, (2, 9, 64), dtype=torch.float16)
+    scale, shift = leaves(device, (2, 1, 64), (2, 1, 64), dtype=torch.float32)
+    y = ours(name, x, scale, shift)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (x, scale, shift)]
+    exact = theirs(name, *wide)
+    assert y.dtype is torch.float16
+    assert_close(y.double(), exact, rtol=2**-10, atol=1e-5)
+    grad = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, scale, shift), grad)
+    assert [tensor.dtype for tensor in found] == [torch.float16, torch.float32, torch.float32]
+    for gradient, expected in zip(found, torch.autograd.grad(exact, wide, grad.double()), strict=True):
+        assert_close(gradient.double(), expected, rtol=2**-9, atol=2**-9)
+
+
+@each
+def test_compiled_functions_and_transforms_compute_the_same(device: torch.device, name: str) -> None:
+    x, scale, shift = leaves(device, (4, 3, 20), (4, 1, 20), (4, 1, 20), dtype=torch.float32)
+    expected = theirs(name, x, scale, shift)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *given: ours(name, *given), backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (3, 2):
+        assert_close(compiled(x[:, :tokens], scale, shift), expected[:, :tokens])
+    grad = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, (x, scale, shift), grad)
+    assert_close(torch.autograd.grad(compiled(x, scale, shift), (x, scale, shift), grad), gradients)
+    batched = torch.func.vmap(lambda *given: ours(name, *given))
+    assert_close(batched(x, scale, shift), expected)
+    _, tangent = torch.func.jvp(lambda s: ours(name, x, s, shift), (scale,), (scale,))
+    assert_close(tangent, theirs(name, x, scale) - theirs(name, x, torch.zeros_like(scale)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"scale": torch.ones(2, 8)},
+            r"scale must have the shape \(2, 5, 8\) of input, in which sizes before the last",
+        ),
+        ({"scale": torch.ones(2, 5, 1)}, "scale must have the shape"),
+        ({"shift": torch.ones(2, 3, 8)}, r"shift must have the shape .*, got \(2, 3, 8\)"),
+        ({"scale": None}, "scale must be a torch.Tensor, got None"),
+        ({"shift": 1.0}, "shift must be a torch.Tensor or None"),
+        ({"weight": torch.ones(5)}, r"weight must have the shape \(8,\)"),
+        ({"normalized_shape": (5,)}, "normalized_shape must be the last sizes"),
+    ],
+)
+@each
+def test_wrong_arguments(name: str, arguments: dict[str, Any], message: str) -> None:
+    known = {"input": torch.ones(2, 5, 8), "scale": torch.ones(2, 1, 8), "normalized_shape": (8,), **arguments}
+    with pytest.raises((TypeError, ValueError), match=f"modulated_{name}: {message}"):
+        getattr(tridal, f"modulated_{name}")(**known)
