@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from importlib import import_module
 from typing import Any
 
@@ -48,7 +50,7 @@ def norm_of(name: str, device: torch.device, **options: Any) -> Any:
         module = import_module(f"transformers.models.{package}.modeling_{package}")
     except ImportError:
         pytest.skip(f"transformers {transformers.__version__} has no {package}")
-    norm = getattr(module, f"{kind}RMSNormGated")(64, **options).to(device)
+    norm = getattr(module, f"{kind}RMSNormGated")(**{"hidden_size": 64, **options}).to(device)
     with torch.no_grad():
         norm.weight.add_(torch.randn_like(norm.weight) / 4)
     return norm
@@ -117,3 +119,29 @@ def test_groups_with_another_order_of_rounding_are_left_to_the_class(device: tor
     assert str(entry.reason).startswith("compiled functions leave it to the compiler; it computes these itself: bfloat")
     assert ops_of(lambda: assert_close(norm(x, gate), expected[0])) == OP
     assert ops_of(lambda: assert_close(norm(x.half(), gate.half()), expected[1], rtol=0, atol=0)) == set()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_compiled_functions_and_copies_compute_the_same(device: torch.device, groups: int) -> None:
+    """The width is no multiple of 16, so that tridal computes the norm in compiled functions, too."""
+    norm: Any = norm_of("mamba2.Mamba", device, group_size=36 // groups, hidden_size=36)
+    x, gate = torch.randn(2, 2, 5, 36, device=device)
+    expected = norm(x, gate)
+    tridal.kernelize(norm)
+    torch.compiler.reset()
+    compiled = torch.compile(norm, backend="aot_eager", fullgraph=True)
+    for call in (compiled, copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
+        found: list[Tensor] = []
+        assert ops_of(lambda call=call, found=found: found.append(call(x, gate))) == OP
+        assert_close(found[0], expected)
+    tridal.models.restore(norm)
+    assert ops_of(lambda: norm(x, gate)) == set()
+
+
+def test_strided_and_empty_inputs_are_computed(device: torch.device) -> None:
+    norm = norm_of("qwen3_next.Qwen3Next", device)
+    x, gate = torch.randn(5, 3, 128, device=device)[..., :64], torch.randn(3, 5, 64, device=device).transpose(0, 1)
+    expected = norm(x, gate), norm(x[:0], gate[:0])
+    tridal.kernelize(norm)
+    assert_close((norm(x, gate), norm(x[:0], gate[:0])), expected)
+    assert ops_of(lambda: norm(x, gate)) == OP
