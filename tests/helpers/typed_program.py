@@ -38,7 +38,9 @@ def functions(x: Tensor, weight: Tensor, t: Tensor, maybe: Tensor | None, more: 
     assert_type(tridal.rms_norm(x, [8], residual=maybe), Tensor | Pair)
     assert_type(tridal.layer_norm(x, (8,), weight, maybe), Tensor)
     assert_type(tridal.layer_norm(x, (8,), residual=x), Pair)
-    assert_type(tridal.layer_norm(x, (8,), residual=maybe), Tensor | Pair)
+    assert_type(tridal.layer_norm(x, (8,), residual=maybe, weight_offset=1.0), Tensor | Pair)
+    assert_type(tridal.gated_rms_norm(x, x, (8,), casting="llama"), Tensor)
+    assert_type(tridal.modulated_layer_norm(x, x, (8,), shift=maybe), Tensor)
 
 
 def modules(x: Tensor, t: Tensor, maybe: Tensor | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -93,6 +94,7 @@ def _rms_norm_gradient(
     return (dn - n * rows.mean(dn * n)) * inverse_rms, dy * n
 
 
+_EPS = number("eps", range=(1e-12, 1e-2))
 _WEIGHT_OFFSET = number("weight_offset", type="float", neutral=0.0, range=(-1.0, 1.0))
 RMS_NORM = Op(
     name="rms_norm",
@@ -128,8 +130,7 @@ RMS_NORM = Op(
     ),
     arguments=(
         per_element("input"), per_element("residual", optional=True), per_column("weight", optional=True),
-        number("dims", type="int"), number("eps", range=(1e-12, 1e-2)),
-        _WEIGHT_OFFSET,
+        number("dims", type="int"), _EPS, _WEIGHT_OFFSET,
         number("casting", type="str", range=("", "llama", "gemma")),
     ),
     results=(
@@ -211,8 +212,7 @@ LAYER_NORM = Op(
     ),
     arguments=(
         per_element("input"), per_element("residual", optional=True), per_column("weight", optional=True),
-        per_column("bias", optional=True), number("dims", type="int"), number("eps", range=(1e-12, 1e-2)),
-        _WEIGHT_OFFSET,
+        per_column("bias", optional=True), number("dims", type="int"), _EPS, replace(_WEIGHT_OFFSET, default=0.0),
     ),
     results=(
         Result("output", "element", total_dtype, gradient="dy"),
@@ -223,6 +223,7 @@ LAYER_NORM = Op(
     gradient=_layer_norm_gradient,
     saves=(("x", "residual_sum", "input"), "mean", "inverse_deviation", "weight"),
     gradients=(("input", "residual"), ("weight",), ("bias",)),
+    gradient_numbers=(_EPS, _WEIGHT_OFFSET),  # no default before `output_mask`
     constants=_constants,
     unsupported=unsupported,
     aten="tridal.library.norms.override:LAYER_NORM_KERNELS",
