@@ -45,6 +45,44 @@ def rotary_of_part(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids:
     return tuple(torch.cat((y, x[..., cos.shape[-1] :]), -1) for x, y in zip((q, k), rotated, strict=True))
 
 
+def rotary_to_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    """Rotates even and odd elements by the first half of cos and sin, and writes halves."""
+    cos, sin = (t[..., : t.shape[-1] // 2].unsqueeze(unsqueeze_dim) for t in (cos, sin))
+    pairs = ((x[..., ::2], x[..., 1::2]) for x in (q, k))
+    return tuple(torch.cat((a * cos - b * sin, b * cos + a * sin), -1) for a, b in pairs)
+
+
+def rotary_of_one(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    """Rotates one tensor [batch, length, heads, dim] in float32 by a number for each pair."""
+    cos, sin = (torch.cat((t, t), -1).unsqueeze(2) for t in (cos, sin))
+    first, second = x.float().chunk(2, -1)
+    return (x.float() * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+def rotary_of_tokens(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    """Rotates [length, heads, dim], as vision models do."""
+    return tuple(y[0] for y in rotary(q[None], k[None], cos[None], sin[None], 2))
+
+
+def rotary_of_last_tokens(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    """Leaves the tokens before those that cos has."""
+    first = q.shape[0] - cos.shape[0]
+    rotated = rotary_of_tokens(q[first:], k[first:], cos, sin)
+    return tuple(torch.cat((x[:first], y)) for x, y in zip((q, k), rotated, strict=True))
+
+
+def rotary_back(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    """Rotates by the negative angle."""
+    return rotary(q, k, cos, -sin, unsqueeze_dim)
+
+
+def rotary_of_last_elements(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    """Rotates the last elements, as many as cos and sin have."""
+    size = cos.shape[-1]
+    rotated = rotary(*(x[..., -size:] for x in (q, k)), cos, sin, unsqueeze_dim)
+    return tuple(torch.cat((x[..., :-size], y), -1) for x, y in zip((q, k), rotated, strict=True))
+
+
 def renamed(forward: Any) -> Any:
     """A decorator that gives an argument another name, such as that of transformers for arguments of older versions."""
 
@@ -74,9 +112,22 @@ class Attention(torch.nn.Module):
         return scale(q + k) + v / (1 + half)
 
 
-def forward_with(names: dict[str, Any]) -> Any:
+def forward_of_one(self: Any, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotates query and key one after the other."""
+    q, k, v = self.project(x).view(*x.shape[:-1], 3, 2, 4).unbind(2)
+    cos, sin = angles
+    return rotary_of_module(q, sin, cos) + rotary_of_module(k, sin=sin, cos=cos) + v  # type: ignore[name-defined,no-any-return]  # noqa: F821
+
+
+def forward_of_tokens(self: Any, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotates tensors [length, heads, dim] of the first sequence."""
+    q, k, v = self.project(x[0]).view(-1, 3, 2, 4).unbind(1)
+    q, k = rotary_of_module(q, k, *(t[0] for t in angles))  # type: ignore[name-defined]  # noqa: F821
+    return q + k + v  # type: ignore[no-any-return]
+
+
+def forward_with(names: dict[str, Any], own: Any = Attention.forward) -> Any:
     """Returns the forward of the attention as a function with other globals."""
-    own = Attention.forward
     forward = types.FunctionType(own.__code__, names, "forward", own.__defaults__)
     forward.__kwdefaults__ = own.__kwdefaults__
     return forward
@@ -88,9 +139,9 @@ def attention() -> Iterator[Any]:
     name = "module_of_attention"
     module = sys.modules[name] = types.ModuleType(name)
 
-    def make(function: Any, decorate: Any = lambda forward: forward) -> Any:
+    def make(function: Any, decorate: Any = lambda forward: forward, own: Any = Attention.forward) -> Any:
         module.__dict__.update(rotary_of_module=function, scale=scale, __builtins__=__builtins__)
-        forward = decorate(forward_with(module.__dict__))
+        forward = decorate(forward_with(module.__dict__, own))
         kind = type("Attention", (Attention,), {"forward": forward, "__module__": name})
         module.__dict__["Attention"] = kind
         torch.manual_seed(0)
@@ -110,6 +161,9 @@ def inputs(device: torch.device, width: int = 4) -> tuple[Tensor, tuple[Tensor, 
     [
         (rotary, OURS, 1), (rotary_once, "tridal.rotary_embedding", 2),
         (lambda *args, **kwargs: rotary(*args, **kwargs), OURS, 2),  # such as functions that `kernels` wraps
+        (rotary_interleaved, f"{OURS}, interleaved=True", 2),
+        (rotary_to_halves, f"{OURS}, interleaved=True, to_halves=True", 1),
+        (rotary_to_query, f"{OURS}, keep_dtype=True", 1),
     ],
 )  # fmt: skip
 def test_replaced_attention_computes_the_same(
@@ -133,10 +187,12 @@ def test_replaced_attention_computes_the_same(
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (rotary_interleaved, "its rotary embedding differs from tridal.rotary_embedding by "),
+        (rotary_back, "its rotary embedding differs from tridal.rotary_embedding by "),
+        (rotary_of_last_elements, "it does not rotate the first elements if cos has fewer than query"),
+        (rotary_of_last_tokens, "it does not rotate all tokens"),
         (lambda q, k, *rest, **options: rotary(q, k.detach(), *rest, **options), "the comparison raised RuntimeError"),
-        (lambda x, cos, sin: x, "rotary_of_module takes (x, cos, sin), and not (query, key, cos, sin, unsqueeze_dim)"),
-        (rotary_to_query, "for a query of torch.bfloat16 with cos and sin of torch.float32, it returns torch.bfloat16"),
+        (lambda x, angle: x, "rotary_of_module takes (x, angle), and not (query, key, cos, sin, unsqueeze_dim)"),
+        (lambda q, k, cos, sin, back=False: (q, k), "rotary_of_module takes (q, k, cos, sin, back), and not"),
     ],
 )
 def test_other_functions_are_left_with_the_difference(attention: Any, function: Any, reason: str) -> None:
@@ -145,13 +201,35 @@ def test_other_functions_are_left_with_the_difference(attention: Any, function: 
     assert reason in str(entry.reason)
 
 
-def test_part_of_the_dims_is_rotated_by_the_function_of_the_class(device: torch.device, attention: Any) -> None:
-    model = attention(rotary_of_part).to(device)
-    (x, whole), (_, part) = inputs(device), inputs(device, width=2)
-    expected = model(x, part)
-    assert tridal.kernelize(model).entries[0].replaced_by == OURS
-    assert ops_of(lambda: model(x, whole)) == {"rotary_embedding"}
-    assert ops_of(lambda: assert_close(model(x, part), expected, rtol=0, atol=0)) == set()
+@pytest.mark.parametrize(
+    ("function", "forward", "width", "by"),
+    [
+        (rotary_of_one, forward_of_one, 2, "tridal.rotary_embedding, keep_dtype=True"),
+        (rotary_of_tokens, forward_of_tokens, 4, OURS), (rotary_of_part, Attention.forward, 2, OURS),
+    ],
+)  # fmt: skip
+def test_other_arguments_and_dims(
+    device: torch.device, attention: Any, function: Any, forward: Any, width: int, by: str
+) -> None:
+    model = attention(function, own=forward).to(device)
+    x, angles = inputs(device, width)
+    expected = model(x, angles)
+    gradients = torch.autograd.grad(expected.sum(), (x, *model.parameters()))
+    assert [entry.replaced_by for entry in tridal.kernelize(model).entries] == [by]
+    assert ops_of(lambda: assert_close(model(x, angles), expected)) == {"rotary_embedding"} | (
+        {"rotary_embedding_rest"} if function is rotary_of_part else set()
+    )
+    assert_close(torch.autograd.grad(model(x, angles).sum(), (x, *model.parameters())), gradients)
+
+
+def test_calls_of_other_shapes_are_computed_by_the_function_of_the_class(device: torch.device, attention: Any) -> None:
+    """torch broadcasts a single angle to all tokens."""
+    model = attention(rotary).to(device)
+    x, angles = inputs(device)
+    first = tuple(t[:, :1] for t in angles)
+    expected = model(x, first)
+    tridal.kernelize(model)
+    assert ops_of(lambda: assert_close(model(x, first), expected, rtol=0, atol=0)) == set()
 
 
 def test_globals_that_change_later_count(device: torch.device, attention: Any) -> None:

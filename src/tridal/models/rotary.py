@@ -11,41 +11,23 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from tridal.errors import ShapeError
 from tridal.library.rotary.functions import rotary_embedding
-from tridal.library.rotary.rotary import ROTARY_EMBEDDING
-from tridal.models.comparison import NARROW, TOLERANCE, Pair, attempt, error, find_casting, isolated, with_gradients
-from tridal.models.reads import Form, names_in, own_forward
+from tridal.models.comparison import attempt, isolated
+from tridal.models.reads import names_in, own_forward
 from tridal.models.replacements import Replacement, is_patched, torch_computes
-from tridal.ops import row_maths
+from tridal.models.rotary_comparison import RotaryForm, Rotate, compare, parameters_of
 
 Tensor = torch.Tensor
-Rotate = Callable[..., Any]
-"""A function of query, key, cos, sin and optionally the dim of the heads, `unsqueeze_dim`."""
 NAME = re.compile("rotary|(^|_)m?rope(_|$)", re.IGNORECASE)
 """A name of a function that may be a rotary embedding. The comparison decides whether it is one."""
 METHOD = re.compile("^_*apply_", re.IGNORECASE)
 """A method with such a `NAME` rotates, and does not compute angles."""
 _KIND = "rotary embedding"
-_SIZES = (2, 3, 8, 64)
-"""The sizes of a query in the comparison: batch, heads, length and dim. A key has one head."""
-
-
-@dataclass(frozen=True)
-class RotaryForm(Form):
-    """The rotary embedding that an attention computes."""
-
-    name: str
-    """The name of the function in the Python module of the attention's class."""
-    casting: str
-
-    def __str__(self) -> str:
-        return "tridal.rotary_embedding" + (f", casting={self.casting!r}" if self.casting else "")
 
 
 class Attention(Replacement):
@@ -92,44 +74,10 @@ def find_form(module: torch.nn.Module) -> RotaryForm | str:
 
 @functools.cache
 def _find(function: Rotate, name: str) -> RotaryForm | str:
-    try:
-        parameters = inspect.signature(function)
-        parameters.bind(*"qkcs", unsqueeze_dim=1)
-    except TypeError:
-        takes = f"{name} takes ({', '.join(parameters.parameters)})"
+    if parameters_of(function) is None:
+        takes = f"{name} takes ({', '.join(inspect.signature(function).parameters)})"
         return f"this form of {_KIND} is not supported: {takes}, and not (query, key, cos, sin, unsqueeze_dim)"
-    return attempt(_KIND, torch.device("cpu"), _compare, function, name)
-
-
-def _compare(function: Rotate, name: str) -> RotaryForm | str:
-    differs = "its rotary embedding differs from tridal.rotary_embedding"
-    exact = max(error(*pair) for dim in (1, 2) for pair in _pairs(function, dim, torch.float64, torch.float64))
-    if not exact <= TOLERANCE:
-        return f"{differs} by {exact:.1e}"
-    if not max(error(*pair) for dtype in NARROW for pair in _pairs(function, 1, dtype, torch.float32)[:2]) <= TOLERANCE:
-        return f"{differs} for wider cos and sin"
-    casting = find_casting(lambda casting, dtype: _pairs(function, 1, dtype, dtype, casting)[:2])
-    if casting is None:
-        return f"{differs} in 16-bit dtypes: the order of rounding differs"
-    return RotaryForm(name, casting)
-
-
-def _pairs(function: Rotate, heads: int, dtype: torch.dtype, other: torch.dtype, casting: str = "") -> list[Pair]:
-    """Returns query, key and gradients of tridal and of the function. `other` is the dtype of cos and sin."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    batch, count, length, dim = _SIZES
-    shapes = (batch, count, length, dim), (batch, 1, length, dim), *2 * [(batch, length, dim)]
-    query, key, cos, sin = (torch.randn(shape, generator=generator, device="cpu") for shape in shapes)
-    inputs = [x.to(dtype).requires_grad_() for x in (query, key)]
-    tensors = [x.transpose(1, 2) if heads == 2 else x for x in inputs] + [cos.to(other), sin.to(other)]
-    results = [*function(*tensors, **({} if heads == 1 else {"unsqueeze_dim": heads}))]
-    ours: Any = row_maths.compute(ROTARY_EMBEDDING, *tensors, None, heads, casting, False, False, False)
-    for y, expected in zip(results, ours, strict=True):
-        if y.shape != expected.shape or y.dtype is not expected.dtype:
-            given = f"for a query of {dtype} with cos and sin of {other}"
-            computed = f"{y.dtype} of shape {list(y.shape)}, and tridal.rotary_embedding"
-            raise TypeError(f"{given}, it returns {computed} {expected.dtype} of shape {list(expected.shape)}")
-    return list(zip(with_gradients(ours, inputs), with_gradients(results, inputs), strict=True))
+    return attempt(_KIND, torch.device("cpu"), compare, function, name)
 
 
 @functools.cache
@@ -186,19 +134,39 @@ class _Names(dict[str, Any]):
 
 def _rotate(function: Rotate, form: RotaryForm) -> Rotate:
     """Returns tridal's rotary embedding with the parameters of a class's function, which computes the other calls."""
-    parameters = inspect.signature(function).parameters.values()
-    named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    names = named if len(named) >= 4 else ["q", "k", "cos", "sin"]  # `kernels` wraps functions, whose names are unknown
+    parameters = parameters_of(function)
+    assert parameters is not None
+    own = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    names, first, *others = own or parameters.tensors, *parameters.rotated
+    second = others[0] if others else None
     casting: Any = form.casting or None
+    options: Any = {"keep_dtype": form.keep_dtype, "interleaved": form.interleaved, "to_halves": form.to_halves}
+    dims, has_elements = form.dims, form.factor == "element"
 
     def rotate(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        query, key, cos, sin = tensors = [given.pop(name, None) for name in names[:4]]
-        dim = given.pop("unsqueeze_dim", 1)
-        plain = isinstance(dim, int) and dim in (1, 2) and len(args) <= len(names)
+        query, cos, sin = given.pop(first, None), given.pop("cos", None), given.pop("sin", None)
+        key = given.pop(second, None) if second is not None else None
+        heads = given.pop("unsqueeze_dim", dims.heads)
+        plain = isinstance(heads, int) and 0 <= heads <= 2 and len(args) <= len(names)
+        tensors = (query, cos, sin) if second is None else (query, key, cos, sin)
         plain = plain and all(isinstance(x, Tensor) for x in tensors) and all(x is None for x in given.values())
-        if plain and query.dim() == 4 and cos.shape[-1:] == query.shape[-1:] and not torch_computes(query.device):
-            return rotary_embedding(query, key, cos, sin, unsqueeze_dim=dim, casting=casting)
+        if plain and query.dim() == dims.rank and _fits(form, query, cos) and not torch_computes(query.device):
+            size = None
+            if not has_elements:
+                cos, sin, size = form.factors(cos, sin)
+            try:
+                return rotary_embedding(
+                    query, key, cos, sin, unsqueeze_dim=heads, casting=casting, rotary_dim=size, **options
+                )
+            except ShapeError:  # torch broadcasts cos and sin of more shapes
+                pass
         return function(*args, **kwargs)
 
     return rotate
+
+
+def _fits(form: RotaryForm, query: Tensor, cos: Tensor) -> bool:
+    """Returns whether the function rotates all elements of query, or the first ones."""
+    size, dim = form.size(cos), query.shape[-1]
+    return size == dim or (form.partial and size < dim)
