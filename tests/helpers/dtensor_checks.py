@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -199,38 +200,27 @@ def ranks_rotate_their_shards(mesh: DeviceMesh) -> None:
     torch.manual_seed(0)
     query, key = (torch.randn(2, heads, 6, 4, dtype=torch.float64) for heads in (4, 2))
     batches = torch.randn(2, 2, 6, 4, dtype=torch.float64), torch.randn(2, 6, 4, dtype=torch.float64)
-    whole = [Replicate()]
-    shard, alike = [Shard(dim) for dim in range(4)], whole[0]
+    shard, alike = [Shard(dim) for dim in range(4)], Replicate()
     kinds = [(shard[0], shard[0]), (shard[1], alike), (alike, shard[1]), (shard[2], shard[2]), (shard[3], alike)]
     for number, placements in enumerate(kinds):
         (cos, sin), plain = batches[number % 2], number % 3 == 0
         leaves = [x.clone().requires_grad_() for x in (query, key)]
         expected = tridal.rotary_embedding(*leaves, cos, sin)
         wanted = torch.autograd.grad([y.sin().sum() for y in expected], leaves)
-        shards = [
-            distribute_tensor(x, mesh, [p]).requires_grad_() for x, p in zip((query, key), placements, strict=True)
-        ]
-        factors = (cos, sin) if plain else tuple(distribute_tensor(x, mesh, whole) for x in (cos, sin))
+        placed = zip((query, key), placements, strict=True)
+        shards = [distribute_tensor(x, mesh, [p]).requires_grad_() for x, p in placed]
+        factors = (cos, sin) if plain else tuple(distribute_tensor(x, mesh, [alike]) for x in (cos, sin))
         with ExchangedBytes() as exchanged:
             found = tridal.rotary_embedding(*shards, *factors)
-        gathers = Shard(3) in placements
-        assert (exchanged.bytes > 0) == gathers, placements
-        assert [y.placements for y in found] == [(whole[0] if p == Shard(3) else p,) for p in placements]
+        assert (exchanged.bytes > 0) == (Shard(3) in placements), placements
+        assert [y.placements for y in found] == [(alike if p == Shard(3) else p,) for p in placements]
         grads = torch.autograd.grad([y.sin().sum() for y in found], shards)
         for tensor, exact in zip((*found, *grads), (*expected, *wanted), strict=True):
             assert_close(tensor.full_tensor(), exact.detach())
-
-
-@check
-def ranks_rotate_a_part_of_their_shards(mesh: DeviceMesh) -> None:
-    """Of tensors [length, heads, dim] without a key."""
-    query, angle = torch.randn(6, 4, 8, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
-    options: Any = {"unsqueeze_dim": 1, "interleaved": True, "rotary_dim": 4}
-    expected = tridal.rotary_embedding(query, None, angle.cos(), angle.sin(), **options)
-    for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
-        shards = distribute_tensor(query, mesh, [placement])
-        found = tridal.rotary_embedding(shards, None, angle.cos(), angle.sin(), **options)
-        assert_close(found.full_tensor(), expected)
+    cos, sin = query[1, :, :2, 0].chunk(2, -1)  # of one tensor [length, heads, dim], of which a part is rotated
+    part = functools.partial(tridal.rotary_embedding, key=None, cos=cos, sin=sin, unsqueeze_dim=1, rotary_dim=2)
+    for p in shard[:3]:
+        assert torch.equal(part(distribute_tensor(query[0], mesh, [p])).full_tensor(), part(query[0]))
 
 
 @check
