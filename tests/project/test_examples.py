@@ -54,6 +54,26 @@ def test_rewards_have_the_losses_gradients_and_entropies_of_torch(
         assert theirs[1] > 1e-2
 
 
+@pytest.mark.parametrize("options", [[], ["--trl"]], ids=["transformers", "trl"])
+def test_trainers_with_a_loss_head_have_the_losses_of_those_without(
+    options: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("transformers", "accelerate", *["trl"] * bool(options)):
+        pytest.importorskip(package)
+    run(monkeypatch, EXAMPLES / "train_with_a_trainer.py", "--steps", "3", *options)
+    output = capsys.readouterr().out
+    steps = [[float(number) for number in re.findall(r"\d\.\d+", line)] for line in re.findall(r"step  \d: .*", output)]
+    assert len(steps) == 3
+    for ours, theirs, entropy, accuracy in steps:
+        assert ours == pytest.approx(theirs, rel=1e-3)
+        assert 5 < entropy < 5.6
+        assert 0 <= accuracy < 1
+    assert steps[-1][0] < steps[0][0] - 0.2
+    calls = re.findall(r"(\w+) the head: (\d+) calls", output)
+    assert dict(calls)["without"] == "0"
+    assert int(dict(calls)["with"]) >= 3 * 2, "a forward and a backward in each step"
+
+
 def test_comparison_of_a_model_gives_the_same_losses(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

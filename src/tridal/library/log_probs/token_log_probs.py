@@ -18,7 +18,7 @@ from tridal.library.log_probs.log_probs import LOG_PROBS, NUMBERS, RETURN_CORREC
 from tridal.library.losses import linear_chunks
 from tridal.library.losses.linear_chunks import CHUNK_NUMBERS, LAYER_TENSORS, in_chunks, logits_buffer, logits_of
 from tridal.ops import Named, NoKernel, Op, Result, accumulator, compute, compute_gradient, number, whole
-from tridal.pytorch import Steps
+from tridal.pytorch import Steps, record_torch_call
 
 Tensor = torch.Tensor
 
@@ -104,7 +104,8 @@ def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     def of_chunk(logits: Tensor, rows: slice) -> None:
         try:
             found = of_logits.row_results(call, logits, target[rows], numbers, wanted)
-        except NoKernel:
+        except NoKernel as reason:
+            record_torch_call(LOG_PROBS.name, None, logits, target, otherwise=str(reason) or None)
             found = _of_logits(logits, target[rows], named)
         for result, part in zip(results, found, strict=True):
             if result is not None and part is not None:
@@ -130,7 +131,9 @@ def _gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
             try:
                 out = logits if may_overwrite else None
                 return of_logits.logits_gradient(call, logits, index, given, numbers, out=out)
-            except NoKernel:
+            except NoKernel as reason:
+                name = LOG_PROBS.gradient_signature.name
+                record_torch_call(name, None, logits, target, otherwise=str(reason) or None)
                 return _by_torch(logits, index, numbers)(given)
 
         given = [None if tensor is None else tensor[rows] for tensor in per_row]
