@@ -51,7 +51,9 @@ def test_results_and_gradients_are_those_of_torch(sample: Sample, config: Kernel
     with cooperative(config), checked_memory():
         found = [*as_tuple(sample.function(**tensors)), *gradients(sample.function, tensors).values()]
     for actual, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(actual.double(), wanted, rtol=1e-5, atol=1e-5)
+        # The loss is the sine of the results, so the rounding of a large log-probability changes its gradients.
+        atol = 2e-5 * max(1.0, float(wanted.detach().abs().max()))
+        torch.testing.assert_close(actual.double(), wanted, rtol=1e-5, atol=atol)
 
 
 @EACH_CONFIG
