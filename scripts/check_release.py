@@ -11,7 +11,11 @@ ROOT = Path(__file__).parents[1]
 
 def faults(version: str, root: Path = ROOT) -> list[str]:
     """Returns why a version cannot be released from the files in `root`."""
-    places = {"pyproject.toml": r'^version = "(.*)"$', "src/tridal/__init__.py": r'^__version__ = "(.*)"$'}
+    places = {
+        "pyproject.toml": r'^version = "(.*)"$',
+        "src/tridal/__init__.py": r'^__version__ = "(.*)"$',
+        "CITATION.cff": r"^version: (.*)$",
+    }
     found = []
     for place, pattern in places.items():
         match = re.search(pattern, (root / place).read_text(), re.MULTILINE)
