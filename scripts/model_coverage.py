@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import transformers
 
 from model_classes import classes, kind_of, make, stub
-from tridal.models import candidates, glu, norms, rotary
+from tridal.models import candidates, glu, rotary
 
 KINDS = ("norms", "gated MLPs", "experts", "rotary", "routers", "losses")
 LOSS = "tridal.cross_entropy for the loss"
@@ -72,7 +72,7 @@ def find(what: str, module: Any, kind: Any) -> Any:
     if isinstance(instance, str):
         return f"not made: {instance}"
     matches, find_form = {
-        "norms": (candidates._NORMS.matches, norms.find_form),
+        "norms": (candidates._NORMS.matches, candidates._NORMS.find_form),
         "gated MLPs": (glu.may_be_glu, glu.find_form),
         "experts": (glu.may_be_experts, glu.find_form_of_experts),
     }[what]

@@ -210,7 +210,8 @@ def _enter(
             raise StreamError(
                 f"{op.name}: stream= has no meaning in a compiled function, which runs on the current stream"
             )
-        others = [value for value in keywords.values() if isinstance(value, Tensor)]  # of no argument of the op
+        known = {*map(id, tensors)}
+        others = [value for value in keywords.values() if isinstance(value, Tensor) and id(value) not in known]
         with on_stream(op.name, stream, device_context(tensors[0].device), *tensors, *others):
             return function(*positional, **{**keywords, "stream": None})
     return body(functools.partial(call_op, op, key, tensors), *positional, **keywords)
