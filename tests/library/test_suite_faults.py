@@ -92,7 +92,8 @@ FAULTS: dict[str, tuple[tuple[str, ...], Fault]] = {
 def small(name: str) -> list[Case]:
     """Cases that torch computes exactly enough, without large inputs."""
     found = [case for case in cases(INTERPRETER, [name]) if case.plan == "planned" and case.direction != "double"]
-    found = [case for case in found if case.dtype == "float32" and not case.values.startswith(("some", "row"))]
+    inexact = "some", "row", "shifted"  # with the latter, torch's gradient of layer_norm is outside of the bounds
+    found = [case for case in found if case.dtype == "float32" and not case.values.startswith(inexact)]
     return [case for case in found if math.prod(case.shape) < 20_000 and not case.dtypes]
 
 
