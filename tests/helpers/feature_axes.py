@@ -238,7 +238,7 @@ def like(value: Any, x: torch.Tensor) -> Any:
 def ours(name: str, keywords: dict[str, Any]) -> Function:
     if name in SEVERAL_TENSORS:
         return SEVERAL_TENSORS[name].ours
-    function = tridal.row_function(table.one_tensor_ops()[name])
+    function = tridal.row_function(table.op_named(name))
     return lambda x: function(x, **keywords)
 
 
@@ -247,7 +247,7 @@ def by_torch(name: str, keywords: dict[str, Any], wide: bool = False) -> Functio
     if name in SEVERAL_TENSORS:
         theirs = SEVERAL_TENSORS[name].theirs
         return lambda x: theirs(x.double() if wide else x)
-    op = table.one_tensor_ops()[name]
+    op = table.op_named(name)
     dim, scale, mask = keywords.get("dim", -1), keywords.get("scale", 1.0), keywords.get("mask")
     modified = bool(keywords.keys() - {"dim", "dtype"})
 

@@ -11,7 +11,7 @@ from tridal.runtime.compiler import compile_kernel
 from tridal.runtime.specialization import KernelCall
 from tridal_npu import backend
 
-KERNELS = [kernel.name for op in table.one_tensor_ops().values() for kernel in op.kernels]
+KERNELS = [kernel.name for op in table.ops().values() if op.one_tensor for kernel in op.kernels]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -71,7 +71,7 @@ def test_only_the_output_is_allocated(module: Any, device: torch.device, shape: 
     assert module.max_memory_allocated() - before <= size + 512
 
 
-@pytest.mark.parametrize("op", table.one_tensor_ops())
+@pytest.mark.parametrize("op", [op.name for op in table.ops().values() if op.one_tensor])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
     ("shape", "dim"), [((33, 500, 528), 1), ((3, 5000, 528), 1), ((50_257, 160), 0), ((1100, 30_000), 1)]

@@ -39,7 +39,7 @@ from refused_features import (
 from tridal.ops import table
 
 AXES: dict[str, list[str]] = {
-    "op": [*table.one_tensor_ops(), *SEVERAL_TENSORS],
+    "op": [*(op.name for op in table.ops().values() if op.one_tensor), *SEVERAL_TENSORS],
     "call": list(CALLS),
     "derivative": list(DERIVATIVES),
     "input": list(INPUTS),
@@ -65,7 +65,7 @@ def allowed(row: Row) -> bool:
     if row.get("op") in SEVERAL_TENSORS:
         overflows = {"second gradient", "float16"} <= values
         return row.get("arguments", "plain") == "plain" and not values & NOT_FLOATING and not overflows
-    return "op" not in row or table.one_tensor_ops()[row["op"]].scale_mask or not values & NEED_SCALE_MASK
+    return "op" not in row or table.op_named(row["op"]).scale_mask or not values & NEED_SCALE_MASK
 
 
 ROWS = covering_rows(AXES, allowed)

@@ -70,11 +70,6 @@ def first() -> Op:
     return next(iter(ops().values()))
 
 
-def one_tensor_ops() -> dict[str, Op]:
-    """Returns the ops of one tensor that can be used, by name."""
-    return {name: op for name, op in ops().items() if op.one_tensor}
-
-
 def kernels() -> dict[str, RowKernel]:
     """Returns the kernels of all ops by name, for example "softmax" and "softmax_backward"."""
     return {kernel.name: kernel for op in ops().values() for kernel in op.kernels}
