@@ -137,7 +137,8 @@ def _moments(x: torch.Tensor, reduce: ops.RowReduce, eps: float) -> tuple[torch.
     return reduce.mean(x), (reduce.mean(deviation * deviation) + eps).rsqrt()
 
 
-MOMENTS = LAYER_NORM.forward.bind(residual=None, weight=None, bias=None).writing("mean", "inverse_deviation")
+ABSENT = dict.fromkeys(("residual", "weight", "bias", "weight_offset"))
+MOMENTS = LAYER_NORM.forward.bind(**ABSENT).writing("mean", "inverse_deviation")
 moments = tridal.row_function(
     ops.Op(
         name="moments", arguments=(ops.per_element("input"), ops.number("eps", EPS)),
