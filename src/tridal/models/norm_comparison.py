@@ -178,7 +178,9 @@ def _check_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> No
 
 
 def _casting(sample: _Sample, form: NormForm, expected: Sequence[Any]) -> Casting | str:
-    why, castings = "", CASTINGS[form.op][:: -1 if getattr(form, "groups", 1) > 1 else 1]
+    why, castings = "", CASTINGS[form.op]
+    if isinstance(form, GatedNormForm) and form.groups > 1 and "gate_first" in form.options:
+        castings = castings[::-1]  # without a weight, both round alike, but "llama" multiplies in the order of Mamba-2
     dtype, weight, *_ = sample.key
     widenings: tuple[bool, ...] = (False, True) if dtype in NARROW else (False,)
     if form.op == "layer_norm" and dtype not in NARROW:

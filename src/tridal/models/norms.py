@@ -136,18 +136,25 @@ class GatedNormForm(NormForm):
 
     inputs: ClassVar[int] = 2
     groups: int = 1
-    """Columns are normalized in this many groups. torch multiplies the results of several groups by the weight."""
+    """Columns are normalized in this many groups. torch multiplies the results of several groups by the weight. If they
+    are computed in float32, torch rounds the product to the dtype of the input."""
 
     def _call(
         self, module: Any, x: Any, gate: Any, shape: Any, weight: Any, casting: Any, widens: bool, adds: bool
     ) -> Tensor:
+        dtype = x.dtype
         x, weight, _, eps = self._tensors(module, x, weight, widens, adds)
         options: Any = {"casting": casting or None, **self.options}
         if self.groups == 1:
             return gated_rms_norm(x, gate, shape, weight, eps, **options)
         x, gate = self._split(x), self._split(gate)
         y: Tensor = weight * gated_rms_norm(x, gate, x.shape[-1:], None, eps, **options).flatten(-2)
-        return y
+        return y.to(dtype) if widens else y
+
+    def reference(self, module: Any, *inputs: Tensor, widens: bool = False, **options: Any) -> Tensor:
+        """Computes the same by the op's reference in torch's ops, with autocast disabled."""
+        y = super().reference(module, *inputs, widens=widens, **options)
+        return y.to(inputs[0].dtype) if widens and self.groups > 1 else y
 
     def _maths(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
         if self.groups == 1:
