@@ -112,6 +112,8 @@ def _configs(kind: Any, module: Any) -> Iterator[Any]:
                 continue
             for made in (outer, *(v for v in vars(outer).values() if isinstance(v, transformers.PreTrainedConfig))):
                 missing = {name: value for name, value in open_numbers.items() if getattr(made, name, None) is None}
+                if getattr(made, "dense_act_fn", None) == "relu":  # T5 has gated layers only with another activation
+                    made.dense_act_fn = "gelu_new"
                 made.__dict__.update({"_experts_implementation": "grouped_mm", **missing})
                 yield made
 

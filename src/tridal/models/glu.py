@@ -1,9 +1,7 @@
 """Replaces the product of gated MLPs and experts, activation(gate) * up, by `tridal.swiglu` or `tridal.geglu`.
 
-A copy of the module with small random weights is compared. Its last layer is a permutation, so it returns the product.
-Its dropout is replaced by fixed factors, and is called as before in the module. transformers multiplies the weights of
-all experts at once, and calls a method of their class for the product. This method is compared. The experts are not
-called.
+transformers multiplies the weights of all experts at once, and calls a method of their class for the product. This
+method is compared. The experts are not called.
 """
 
 from __future__ import annotations
@@ -12,17 +10,14 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from tridal.library.glu.functions import geglu, swiglu
-from tridal.library.glu.glu import GEGLU, SWIGLU
-from tridal.models.comparison import Pair, error, find, find_casting, in_both_modes, nearest, with_gradients
-from tridal.models.reads import Form, Recorder, names_in, own_forward
-from tridal.models.replacements import Replacement, hooks_of
-from tridal.ops import row_maths
+from tridal.models.comparison import find
+from tridal.models.glu_comparison import SIZE, GluForm, Parts, Roles, compare
+from tridal.models.reads import names_in, own_forward
+from tridal.models.replacements import Replacement
 
 Tensor = torch.Tensor
 NAME = re.compile("swiglu|geglu|gated_?(mlp|linear|dense|act|ffn|feed)", re.IGNORECASE)
@@ -37,65 +32,6 @@ DROPOUT = (
 )  # fmt: skip
 _METHOD = "_apply_gate"
 """transformers' name of the method for the product of experts."""
-_SIZE, _ROWS = 32, 64  # enough 16-bit elements to see another order of rounding
-Roles = tuple[str, str | None, str]
-"""The names of the layers gate, up and down. up is None if one layer computes both halves."""
-
-
-class Parts(NamedTuple):
-    """The names of the modules inside a gated MLP, without its layers."""
-
-    activation: str | None
-    """None if the forward calls a function."""
-    dropout: str | None
-    """The dropout of the product, or None."""
-
-
-@dataclass(frozen=True)
-class GluForm(Form):
-    """The gated MLP that a module computes. All names are those of modules inside."""
-
-    approximate: str | None
-    """The argument of `tridal.geglu`, or None for `tridal.swiglu`."""
-    roles: Roles
-    parts: Parts
-    casting: str = ""
-
-    def compute(self, module: Any, x: Tensor) -> Tensor | None:
-        """Calls the modules inside as the class does, except the activation."""
-        gate, up, down = (module._modules.get(name) for name in self.roles)
-        if _weight_dtype(gate) is not _weight_dtype(down):
-            return None  # the class may cast the product to the dtype of the last layer, as T5 does
-        return down(self.product(module, gate(x), None if up is None else up(x)))  # type: ignore[no-any-return]
-
-    def computes(self, module: Any, x: Any) -> bool:
-        """Whether tridal computes the product of a module for an input: no hook reads or changes the activation."""
-        name = self.parts.activation
-        activation = module._modules.get(name)
-        called = name is None if activation is None else _is_called(activation)
-        return called and super().computes(module, x)
-
-    def product(self, module: Any, gate: Tensor, up: Tensor | None) -> Tensor:
-        """Returns activation(gate) * up, after the dropout of the module."""
-        casting: Any = self.casting or None
-        if self.approximate is None:
-            product = swiglu(gate, up, casting=casting)
-        else:
-            product = geglu(gate, up, approximate=self.approximate, casting=casting)  # type: ignore[arg-type]
-        return product if self.parts.dropout is None else module._modules[self.parts.dropout](product)
-
-    def reference(self, gate: Tensor, up: Tensor | None) -> Tensor:
-        """Computes the product by the op's reference in torch's ops."""
-        if up is None:
-            gate, up = gate.chunk(2, -1)
-        op, numbers = (SWIGLU, ()) if self.approximate is None else (GEGLU, (self.approximate,))
-        result = row_maths.compute(op, gate, up, -1, gate.dtype, *numbers, self.casting)[0]
-        assert result is not None
-        return result
-
-    def __str__(self) -> str:
-        name = "tridal.swiglu" if self.approximate is None else f"tridal.geglu, approximate={self.approximate!r}"
-        return f"{name}, casting={self.casting!r}" if self.casting else name
 
 
 class Experts(Replacement):
@@ -110,15 +46,6 @@ class Experts(Replacement):
         if form is None or not form.computes(self, gate_up):
             return super()._apply_gate(gate_up)  # type: ignore[misc]
         return form.product(self, gate_up, None)
-
-
-def _is_called(activation: Any) -> bool:
-    """Returns whether a call of an activation is a call of its class's forward: no hook reads or changes the result."""
-    return not hooks_of(activation) and getattr(activation.forward, "__func__", None) is type(activation).forward
-
-
-def _weight_dtype(layer: Any) -> torch.dtype | None:
-    return getattr(getattr(layer, "weight", None), "dtype", None)
 
 
 def _layers_of(module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
@@ -188,7 +115,8 @@ def find_form(module: torch.nn.Module) -> GluForm | str:
     if not roles:
         return "it has no linear layers with the sizes of gate, up and down"
     taken = [*inspect.signature(type(module).forward).parameters.values()][1:]
-    if [p.default for p in taken if p.kind is p.POSITIONAL_OR_KEYWORD] != [inspect.Parameter.empty]:
+    defaults = [p.default for p in taken if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if defaults[:1] != [inspect.Parameter.empty] or any(default is not None for default in defaults[1:]):
         return f"its forward takes ({', '.join(p.name for p in taken)}), and a gated MLP takes one tensor"
     return _find("gated MLP", module, roles, _call)
 
@@ -207,63 +135,12 @@ def find_form_of_experts(module: Any) -> GluForm | str:
 
 def _find(kind: str, module: torch.nn.Module, roles: tuple[Roles, ...], call: Callable[..., Tensor]) -> GluForm | str:
     parts = _parts_of(module)
-    return parts if isinstance(parts, str) else find(kind, _compare, module, torch.device("cpu"), roles, parts, call)
+    return parts if isinstance(parts, str) else find(kind, compare, module, torch.device("cpu"), roles, parts, call)
 
 
 def _call(copy: Any, layers: dict[str, Any], x: Tensor) -> Tensor:
-    return copy(x)  # type: ignore[no-any-return]
+    return copy(x.view(4, -1, SIZE)).flatten(0, 1)  # type: ignore[no-any-return]
 
 
 def _call_experts(copy: Any, layers: dict[str, Any], x: Tensor) -> Tensor:
     return layers["down"](copy._apply_gate(layers["gate_up"](x)))  # type: ignore[no-any-return]
-
-
-def _compare(
-    recorder: Recorder, device: torch.device, roles: tuple[Roles, ...], parts: Parts, call: Callable[..., Tensor]
-) -> GluForm | str:
-    """Returns the gated MLP that calls of copies of a module compute, with layers in one of several roles."""
-    forms = [GluForm(approximate, names, parts) for names in roles for approximate in (None, "none", "tanh")]
-
-    def pairs(form: GluForm, dtype: torch.dtype) -> Iterator[Pair]:
-        return _pairs(recorder, call, form, dtype)
-
-    form = nearest("product", {form: [error(*pair) for pair in pairs(form, torch.float64)] for form in forms})
-    casting = find_casting(lambda casting, dtype: [next(pairs(replace(form, casting=casting), dtype))])
-    if casting is None:
-        return f"it differs from {form} in 16-bit dtypes: the order of rounding differs"
-    return replace(form, casting=casting)
-
-
-class _Marked(torch.nn.Module):
-    """Stands for a dropout in the comparison: doubles every other column, which is exact in all dtypes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (1 + torch.arange(x.shape[-1], device=x.device) % 2).to(x.dtype)
-
-
-def _pairs(recorder: Recorder, call: Callable[..., Tensor], form: GluForm, dtype: torch.dtype) -> Iterator[Pair]:
-    """Yields the product and its gradients, computed by the op's reference and by a copy of the module."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    gate, up, down = form.roles
-    activation, dropout = form.parts
-
-    def linear(name: str) -> torch.nn.Linear:
-        outputs = _SIZE * (1 + (name == gate and up is None))
-        made = torch.nn.Linear(_SIZE, outputs, bias=False, device="meta")  # draws no numbers of the program's generator
-        random = torch.randn(outputs, _SIZE, generator=generator, device="cpu") / _SIZE**0.5
-        swapped = torch.eye(_SIZE, device="cpu").roll(1, 0)  # is exact, and shows what is done after the last layer
-        made.weight = torch.nn.Parameter((swapped if name == down else random).to(dtype))
-        return made
-
-    layers: dict[str, Any] = {name: linear(name) for name in form.roles if name is not None}
-    inside: dict[str, Any] = {} if dropout is None else {dropout: _Marked()}
-    if activation is not None:
-        inside[activation] = recorder.copy(activation)
-    copy = recorder.copy(_modules={**recorder.module._modules, **layers, **inside})
-    x = torch.randn(_ROWS, _SIZE, generator=generator, device="cpu")
-    x = (x * torch.logspace(-1, 1, _ROWS, device="cpu")[:, None]).to(dtype).requires_grad_()
-    inputs = [x, *(layer.weight for name, layer in layers.items() if name != down)]
-    product = form.reference(layers[gate](x), None if up is None else layers[up](x))
-    computed = layers[down](product if dropout is None else _Marked()(product))
-    results = in_both_modes(recorder, lambda: with_gradients(call(copy, layers, x), inputs, [computed]))
-    yield from zip(with_gradients(computed, inputs), results, strict=True)
