@@ -87,6 +87,7 @@ TOKENS = [
     ({"teacher_log_probs": X}, ValueError, "teacher_log_probs must be None without ids, got a tensor"),
     ({"ids": TARGET[:, None], "teacher_log_probs": X}, ShapeError, r"teacher_log_probs must have the shape \(4, 1\)"),
 ]
+SWIGLU = [({"limit": 0.0}, ValueError, "limit must be None or a positive number, got 0.0")]
 LAYER = {"linear_weight": torch.eye(8), "target": TARGET}
 CALLS: dict[str, tuple[dict[str, Any], list[Any], bool]] = {
     "softmax": ({"dim": -1}, SOFTMAX, True),
@@ -100,6 +101,7 @@ CALLS: dict[str, tuple[dict[str, Any], list[Any], bool]] = {
     "log_probs": ({"target": TARGET, "logits": X, "input": None}, TOKENS, False),
     "token_log_probs": (LAYER, TOKENS, False),
     "geglu": ({"up": X}, GLU, False),
+    "swiglu": ({"up": X}, SWIGLU, False),
     "rotary_embedding": ({"query": HEADS, "key": HEADS, "cos": FACTOR, "sin": FACTOR, "input": None}, ROTARY, False),
 }
 """The arguments of a correct call besides the input, the wrong ones, and whether torch has the function."""

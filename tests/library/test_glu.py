@@ -54,6 +54,21 @@ def test_derivatives_of_gates_up_to_the_largest_number_are_their_limits(
     assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("halves", [False, True])
+def test_limits_bound_the_gate_and_up(device: torch.device, dtype: torch.dtype, halves: bool) -> None:
+    limit = 1.1  # has no exact number
+    gate, up = (2 * torch.randn(2, 5, 34, device=device, dtype=dtype)).unbind()
+    gate[0, 0] = torch.nan
+    gate, up = gate.requires_grad_(), up.requires_grad_()
+    found = tridal.swiglu(*((torch.cat((gate, up), -1),) if halves else (gate, up)), limit=limit)
+    expected = functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+    assert_close(found, expected, equal_nan=True)
+    grads = zip(gradients(found, gate, up), gradients(expected, gate, up), strict=True)
+    for ours, theirs in grads:
+        assert_close(ours[1:], theirs[1:])
+
+
 @EACH
 @pytest.mark.parametrize("shape", [(3, 4, 14), (2,), (5, 0), (0, 4)])
 def test_halves_of_one_tensor_equal_two_tensors(

@@ -65,6 +65,18 @@ def always_wide(module: Any, x: Tensor) -> Tensor:
     return module.w2((module.act(module.w1(x).float()) * module.w3(x).float()).to(x.dtype))  # type: ignore[no-any-return]
 
 
+class Limited(Gated):
+    """Limits gate and up, as DeepSeek-V4 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swiglu_limit = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.w1(x).clamp(max=self.swiglu_limit), self.w3(x).clamp(-self.swiglu_limit, self.swiglu_limit)
+        return self.w2(self.act(gate) * up)
+
+
 def with_layer(module: Any, x: Tensor, layer: int | None = None) -> Tensor:
     """Takes three dims, and an index that is not given."""
     batch, length, _ = x.shape
@@ -114,6 +126,7 @@ class Experts(torch.nn.Module):
         (Halves, "tridal.geglu, approximate='none', casting='transformers'"),
         (type("Exchanged", (Halves,), {"sides": (1, 0)}), "tridal.geglu, approximate='none', casting='transformers'"),
         (own(always_wide), "tridal.swiglu"), (own(with_layer), SWIGLU),
+        (Limited, "tridal.swiglu, limit=0.5, casting='transformers'"),
         (lambda: Gated(NewGELU()), "tridal.geglu, approximate='tanh', casting='transformers'"),
     ],
 )  # fmt: skip

@@ -45,7 +45,7 @@ def of_two(input: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 @tridal.pytorch.op_function(SWIGLU)
 def unchecked(call: Any, input: torch.Tensor, up: torch.Tensor) -> Any:
     """The same with a body that checks nothing."""
-    return call(input, up, -1, input.dtype, "")
+    return call(input, up, -1, input.dtype, None, "")
 
 
 PATHS: dict[str, Callable[..., Any]] = {

@@ -50,6 +50,8 @@ class GluForm(Form):
     casting: str = ""
     swapped: bool = False
     """Whether the gate is the second half, if one layer computes both."""
+    limit: float | None = None
+    """The argument of `tridal.swiglu`."""
 
     def compute(self, module: Any, x: Tensor) -> Tensor | None:
         """Calls the modules inside as the class does, except the activation."""
@@ -71,7 +73,7 @@ class GluForm(Form):
         if self.swapped:
             up, gate = gate.chunk(2, -1)
         if self.approximate is None:
-            product = swiglu(gate, up, casting=casting)
+            product = swiglu(gate, up, casting=casting, limit=self.limit)
         else:
             product = geglu(gate, up, approximate=self.approximate, casting=casting)  # type: ignore[arg-type]
         return product if self.parts.dropout is None else module._modules[self.parts.dropout](product)
@@ -81,14 +83,15 @@ class GluForm(Form):
         if up is None:
             halves = gate.chunk(2, -1)
             gate, up = halves[::-1] if self.swapped else halves
-        op, numbers = (SWIGLU, ()) if self.approximate is None else (GEGLU, (self.approximate,))
-        result = row_maths.compute(op, gate, up, -1, gate.dtype, *numbers, self.casting)[0]
+        op, number = (SWIGLU, self.limit) if self.approximate is None else (GEGLU, self.approximate)
+        result = row_maths.compute(op, gate, up, -1, gate.dtype, number, self.casting)[0]
         assert result is not None
         return result
 
     def __str__(self) -> str:
         name = "tridal.swiglu" if self.approximate is None else f"tridal.geglu, approximate={self.approximate!r}"
-        return f"{name}, casting={self.casting!r}" if self.casting else name
+        limit = "" if self.limit is None else f", limit={self.limit}"
+        return f"{name}{limit}, casting={self.casting!r}" if self.casting else f"{name}{limit}"
 
 
 def _is_called(activation: Any) -> bool:
@@ -104,9 +107,13 @@ def compare(
     recorder: Recorder, device: torch.device, roles: tuple[Roles, ...], parts: Parts, call: Callable[..., Tensor]
 ) -> GluForm | str:
     """Returns the gated MLP that calls of copies of a module compute, with layers in one of several roles."""
+    limits = [
+        float(v) for name, v in vars(recorder.module).items() if "limit" in name and type(v) in (int, float) and v > 0
+    ]
+    kinds = [*((None, limit) for limit in (*limits, None)), ("none", None), ("tanh", None)]
     forms = [
-        GluForm(approximate, names, parts, swapped=swapped)
-        for names, approximate, swapped in product(roles, (None, "none", "tanh"), (False, True))
+        GluForm(approximate, names, parts, swapped=swapped, limit=limit)
+        for names, (approximate, limit), swapped in product(roles, kinds, (False, True))
         if names[1] is None or not swapped
     ]
 

@@ -37,7 +37,7 @@ def compute(
 
     Example:
         >>> from tridal.library import SWIGLU
-        >>> tridal.ops.compute(SWIGLU, torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0]), -1, None, "")
+        >>> tridal.ops.compute(SWIGLU, torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0]), -1, None, None, "")
         (tensor([ 1.4621, -0.5379]),)
     """
     given = Arguments(op.signature, arguments)
@@ -98,7 +98,7 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
     Example:
         >>> from tridal.library import SWIGLU
         >>> grad, gate, up = torch.ones(2), torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0])
-        >>> tridal.ops.compute_gradient(SWIGLU, grad, gate, up, -1, None, [True, True])
+        >>> tridal.ops.compute_gradient(SWIGLU, grad, gate, up, -1, None, None, [True, True])
         (tensor([1.8553, 0.1447]), tensor([ 0.7311, -0.2689]))
     """
     given = Arguments(op.gradient_signature, arguments)

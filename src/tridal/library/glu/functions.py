@@ -9,7 +9,7 @@ import torch
 
 from tridal.errors import ShapeError
 from tridal.library.glu.glu import GEGLU, SWIGLU
-from tridal.ops import Op, check_choice, check_floating, check_tensor, wrong
+from tridal.ops import Op, check_choice, check_floating, check_number, check_tensor, wrong
 from tridal.pytorch import apply, op_function, row_function
 
 Tensor = torch.Tensor
@@ -22,8 +22,9 @@ row_function(GEGLU)
 
 @op_function(SWIGLU, last="up is not None")
 def swiglu(
-    call: Any, input: Tensor, up: Tensor | None = None, *, casting: Casting = None, stream: Any = None
-) -> Tensor:
+    call: Any, input: Tensor, up: Tensor | None = None, *, casting: Casting = None, limit: float | None = None,
+    stream: Any = None,
+) -> Tensor:  # fmt: skip
     """silu(input) * up.
 
     Args:
@@ -31,6 +32,7 @@ def swiglu(
         up: a tensor of the input's shape.
         casting: None computes in float32 (float64 for float64) and rounds once. "transformers" also rounds silu(input)
             to the dtype of the input before it is multiplied, as two operations of torch do.
+        limit: a positive number. The gate is then at most `limit`, and up is between -limit and limit.
         stream: see `tridal.softmax`.
 
     Returns:
@@ -49,7 +51,9 @@ def swiglu(
         >>> tridal.swiglu(torch.cat([gate, up]))
         tensor([ 1.4621, -0.5379])
     """
-    return _compute(call, SWIGLU, input, up, casting)
+    if limit is not None:
+        check_number(SWIGLU.name, "limit", limit, "be None or a positive number", lambda limit: limit > 0)
+    return _compute(call, SWIGLU, input, up, casting, limit)
 
 
 @op_function(GEGLU, last="up is not None")

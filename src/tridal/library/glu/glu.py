@@ -52,6 +52,15 @@ def _views(call: Steps, input: Tensor, up: Tensor | None, dim: int) -> tuple[Ten
     return call.view(Tensor.select, input, dim, 0), call.view(Tensor.select, input, dim, 1)
 
 
+def _limited(gate: Tensor, up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
+    """Returns the gate, which is at most `limit`, and up, which is between -limit and limit."""
+    if limit is None:
+        return gate, up
+    largest = gate.new_full((), limit)
+    up = torch.where(up < -largest, -largest, up)
+    return torch.where(gate > largest, largest, gate), torch.where(up > largest, largest, up)
+
+
 _empty_like = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
@@ -67,7 +76,8 @@ class _Glu:
     """The maths and the steps of a gated linear unit. `activation` returns the name of its activation in a call."""
 
     def __init__(self, name: str, activation: Callable[[Named], str], *numbers: Argument) -> None:
-        self.activation, constants = activation, (("ACTIVATION", activation({n.name: n.default for n in numbers})),)
+        self.activation = activation
+        constants = (("ACTIVATION", activation({n.name: n.default for n in numbers})), ("LIMIT", None))
         self.forward = RowKernel(
             name=name, module=MODULE, reads=("gate", "up"), statistics=(), writes=("glu",),
             constants=(*constants, ("ROUNDS", False), ("GATE_DTYPE", "float32")),
@@ -98,24 +108,35 @@ class _Glu:
             benchmark=f"tridal.library.glu.benchmark:{name.upper()}",
         )  # fmt: skip
 
-    def reference(self, input: Tensor, up: Tensor | None, reduce: RowReduce, casting: str, **named: Any) -> Tensor:
+    def reference(
+        self, input: Tensor, up: Tensor | None, reduce: RowReduce, casting: str, limit: float | None = None,
+        **named: Any,
+    ) -> Tensor:  # fmt: skip
         """Returns activation(gate) * up."""
-        gate, up = _columns(input, up, reduce)
+        gate, up = _limited(*_columns(input, up, reduce), limit)
         activated = gate * _factor(gate, self.activation(named))[0]
         return (reduce.rounded(activated, reduce.dtypes["input"]) if casting else activated) * up
 
     def gradient(
-        self, dy: Tensor, input: Tensor, up: Tensor | None, reduce: RowReduce, **named: Any
+        self, dy: Tensor, input: Tensor, up: Tensor | None, reduce: RowReduce, limit: float | None = None, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the gradients of both tensors. They do not depend on `casting`: they pass through the rounding."""
-        gate, other = _columns(input, up, reduce)
+        given = _columns(input, up, reduce)
+        gate, other = _limited(*given, limit)
         factor, slope = _factor(gate, self.activation(named))
         gradients = dy * other * (factor + gate * slope), dy * (gate * factor)
+        if limit is not None:
+            beyond = given[0] > gate, (given[1] > other) | (given[1] < other)
+            gradients = torch.where(beyond[0], 0.0, gradients[0]), torch.where(beyond[1], 0.0, gradients[1])
         return gradients if up is not None else (torch.where(reduce.columns(input) == 0, *gradients), None)
 
     def steps(self, call: Steps, named: Named) -> tuple[Any, ...]:
         gate, up = _views(call, named["input"], named["up"], named["dim"])
-        options: Any = {"ROUNDS": named["casting"] != "", "GATE_DTYPE": str(gate.dtype).removeprefix("torch.")}
+        options: Any = {
+            "LIMIT": named.get("limit"),
+            "ROUNDS": named["casting"] != "",
+            "GATE_DTYPE": str(gate.dtype).removeprefix("torch."),
+        }
         return call.kernel(
             self.forward, gate, up, dtypes=(named["dtype"],), ACTIVATION=self.activation(named), **options
         )
@@ -131,12 +152,13 @@ class _Glu:
         found = call.kernel(
             self.backward, named["dy"], gate, other, dtypes=[(gate, other)[i].dtype for i in wanted],
             writes=[self.backward.writes[i] for i in wanted], ACTIVATION=self.activation(named),
-            out=None if gradient is None else _views(call, gradient, None, dim),
+            LIMIT=named.get("limit"), out=None if gradient is None else _views(call, gradient, None, dim),
         )  # fmt: skip
         gradients = dict(zip(wanted, found, strict=True))
         return (gradients.get(0), gradients.get(1)) if gradient is None else (gradient, None)
 
 
 _APPROXIMATE = number("approximate", "none", range=("none", "tanh"))
-SWIGLU = _Glu("swiglu", lambda named: "silu").op
+_LIMIT = number("limit", optional=True, range=(0.5, 4.0))
+SWIGLU = _Glu("swiglu", lambda named: "silu", _LIMIT).op
 GEGLU = _Glu("geglu", lambda named: "gelu_tanh" if named["approximate"] == "tanh" else "gelu", _APPROXIMATE).op

@@ -25,8 +25,21 @@ def _factor(gate, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
 
 
 @triton.jit
-def glu(gate, up, ACTIVATION: tl.constexpr, ROUNDS: tl.constexpr, GATE_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr):
+def _limited(gate, up, LIMIT: tl.constexpr):
+    """Returns the gate, which is at most LIMIT, and up, which is between -LIMIT and LIMIT. It keeps NaN."""
+    if LIMIT is None:
+        return gate, up
+    limit = tl.full([], LIMIT, gate.dtype)
+    return tl.where(gate > limit, limit, gate), tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+
+
+@triton.jit
+def glu(
+    gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ROUNDS: tl.constexpr, GATE_DTYPE: tl.constexpr,
+    EXP2_BIAS: tl.constexpr,
+):  # fmt: skip
     """activation(gate) * up. With ROUNDS, the activation is rounded to the dtype of the gate."""
+    gate, up = _limited(gate, up, LIMIT)
     factor, _ = _factor(gate, ACTIVATION, EXP2_BIAS)
     activated = gate * factor
     if ROUNDS:
@@ -35,14 +48,18 @@ def glu(gate, up, ACTIVATION: tl.constexpr, ROUNDS: tl.constexpr, GATE_DTYPE: tl
 
 
 @triton.jit
-def gate_gradient(dy, gate, up, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
-    """dy * up * (factor + gate * slope), the derivative of gate * factor."""
-    factor, slope = _factor(gate, ACTIVATION, EXP2_BIAS)
-    return dy * up * (factor + gate * slope)
+def gate_gradient(dy, gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, EXP2_BIAS: tl.constexpr):
+    """dy * up * (factor + gate * slope), the derivative of gate * factor. It is zero beyond LIMIT."""
+    limited, other = _limited(gate, up, LIMIT)
+    factor, slope = _factor(limited, ACTIVATION, EXP2_BIAS)
+    gradient = dy * other * (factor + limited * slope)
+    return gradient if LIMIT is None else tl.where(gate > limited, 0.0, gradient)
 
 
 @triton.jit
-def up_gradient(dy, gate, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
-    """dy * activation(gate)."""
-    factor, _ = _factor(gate, ACTIVATION, EXP2_BIAS)
-    return dy * (gate * factor)
+def up_gradient(dy, gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, EXP2_BIAS: tl.constexpr):
+    """dy * activation(gate). It is zero beyond LIMIT."""
+    limited, other = _limited(gate, up, LIMIT)
+    factor, _ = _factor(limited, ACTIVATION, EXP2_BIAS)
+    gradient = dy * (limited * factor)
+    return gradient if LIMIT is None else tl.where((up > other) | (up < other), 0.0, gradient)
