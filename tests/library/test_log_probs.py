@@ -267,6 +267,23 @@ def test_targets_out_of_range(device: torch.device, linear: bool, monkeypatch: p
             assert found[3] == entropies[3] == gradient[3].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_masked_and_ignored_rows_of_nan_have_zeros(device: torch.device, served: bool, softcap: float | None) -> None:
+    x = torch.randn(4, 6, device=device)
+    x[1], x[2, 3] = torch.nan, torch.inf
+    x.requires_grad_()
+    target, mask = torch.tensor([5, IGNORED, 3, 0], device=device), torch.tensor([1, 1, 0, 1], device=device).bool()
+    with tridal.use(device=None if served else "auto"):
+        found: Any = tridal.log_probs(
+            x, target, ignore_index=IGNORED, mask=mask, softcap=softcap, return_entropy=True, return_correct=True
+        )
+        (gradient,) = torch.autograd.grad(found[:2], x, [torch.ones_like(result) for result in found[:2]])
+    assert all((result[1:3] == 0).all() for result in (*found, gradient))
+    assert gradient[[0, 3]].isfinite().all()
+    assert (gradient[[0, 3]] != 0).any(1).all()
+
+
 def test_autocast_computes_logits_in_its_dtype_and_results_in_float32(device: torch.device) -> None:
     x, matrix = (torch.randn(n, 8, device=device, requires_grad=True) for n in (3, 5))
     target = torch.tensor([1, 2, 0], device=device)

@@ -182,13 +182,13 @@ def gradient(
     given = numbers_of(numbers)
     y, _, differences, exp, row_sum, ignored, valid = _of_scores(input, target, reduce, given)
     p, peak = exp / row_sum, torch.zeros_like(row_sum) if grad is None else grad
-    peak = torch.where(valid, peak, torch.nan).masked_fill(ignored, 0.0)
+    peak = torch.where(valid, peak, torch.nan)
     dx = torch.where(reduce.columns(y) == target, peak, 0.0) - p * peak
     if entropy_grad is not None:
         deviation = (differences - row_sum.log()).masked_fill(exp == 0, 0.0)
         deviation = deviation + _entropy(differences, exp, row_sum, reduce)
-        dx = dx - p * deviation * entropy_grad.masked_fill(ignored, 0.0)
-    return through_score(dx, y, given)
+        dx = dx - p * deviation * entropy_grad
+    return through_score(dx, y, given).masked_fill(ignored, 0.0)
 
 
 NUMBERS = (

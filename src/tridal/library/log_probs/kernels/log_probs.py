@@ -20,7 +20,7 @@ def _scaled(x, inverse_temperature):
 
 @triton.jit
 def _of_kept(number, index, IGNORE_INDEX: tl.constexpr):
-    """Returns a number per row, or 0 for a row whose target is ignored."""
+    """Returns numbers of rows, or 0 for a row whose target is ignored."""
     if IGNORE_INDEX is not None:
         number = tl.where(index == IGNORE_INDEX, 0.0, number)
     return number
@@ -116,7 +116,8 @@ def gradient(
 ):  # fmt: skip
     """The gradient of a logit, for the gradients of the row's log-probability and of its entropy.
 
-    That of the score is grad * (1 of the target - p) - entropy_grad * p * (log(p) + entropy).
+    That of the score is grad * (1 of the target - p) - entropy_grad * p * (log(p) + entropy). It is zero for an ignored
+    target, also if the row holds NaN or infinity.
     """
     log_p = score(x, inverse_temperature, SOFTCAP) - tl.expand_dims(row_max, AXIS) - tl.expand_dims(row_log_sum, AXIS)
     p = exp(log_p, EXP2_BIAS)
@@ -124,5 +125,7 @@ def gradient(
     dx = tl.where(column == tl.expand_dims(index, AXIS), peak, 0.0) - p * peak
     if entropy_grad is not None:
         deviation = tl.where(p == 0, 0.0, log_p + tl.expand_dims(row_entropy, AXIS))
-        dx -= p * deviation * tl.expand_dims(_of_kept(entropy_grad, index, IGNORE_INDEX), AXIS)
-    return through_cap(_scaled(dx, inverse_temperature), x, SOFTCAP)
+        dx -= p * deviation * tl.expand_dims(entropy_grad, AXIS)
+    return _of_kept(
+        through_cap(_scaled(dx, inverse_temperature), x, SOFTCAP), tl.expand_dims(index, AXIS), IGNORE_INDEX
+    )
