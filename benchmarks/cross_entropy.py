@@ -101,7 +101,10 @@ def step_table(device: torch.device, rows: int, classes: int, hidden: int) -> No
         x, weight, target, reduction="none"
     ).sum()
     steps["tridal.token_log_probs"] = lambda: tridal.token_log_probs(x, weight, target).sum()  # type: ignore[union-attr]
-    steps["the same, with entropies"] = lambda: sum(
+    steps["tridal.token_log_probs, save_logits=True"] = lambda: tridal.token_log_probs(
+        x, weight, target, save_logits=True
+    ).sum()  # type: ignore[union-attr]
+    steps["tridal.token_log_probs, with entropies"] = lambda: sum(
         result.sum() for result in tridal.token_log_probs(x, weight, target, return_entropy=True)
     )
     for size in (1024, 2048, 4096):

@@ -47,6 +47,8 @@ def add_loss_head(model: Any, temperature: float = 1.0, **options: Any) -> None:
                 inputs["num_items_in_batch"] = num_items_in_batch
             return unchanged(*args, **inputs)
         targets, head = inputs.pop("labels")[:, 1:], model.get_output_embeddings()
+        if hasattr(head.weight, "device_mesh") or not head.weight.numel():
+            raise NotImplementedError("the weight of the head is sharded: use the head of the trainer")
         hidden = model.base_model(*args, **{**inputs, "use_cache": False}).last_hidden_state[:, :-1]
         mask = targets != -100
         log_probs, entropy, correct = tridal.token_log_probs(

@@ -117,6 +117,8 @@ def log_probs(
         tensor([-0.2395, -1.5514])
         >>> tridal.log_probs(logits, target, temperature=0.5, return_entropy=True)
         (tensor([-0.0360, -2.2395]), tensor([0.1773, 0.6656]))
+        >>> tridal.log_probs(logits, target, mask=torch.tensor([True, False]), return_correct=True)
+        (tensor([-0.2395,  0.0000]), tensor([ True, False]))
     """
     op = LOG_PROBS.name
     check_tensors(LOG_PROBS.signature, logits=logits, target=target)
@@ -132,9 +134,9 @@ def log_probs(
         rows = PerRow(*tensors)
     if rows.ids is None and rows.mask is None and not return_correct:
         return call(logits, rows.target, *numbers, results=1 + return_entropy, checked=True)  # type: ignore[no-any-return]
-    rows, ignore_index = rows.ignoring(ignore_index)
-    numbers = (*numbers[:2], ignore_index, *numbers[3:])
-    results = rows.results(_of_logits(logits, rows.target, rows.ids, numbers), ignore_index)
+    rows, index = rows.ignoring(numbers[2])
+    numbers = (*numbers[:2], index, *numbers[3:])
+    results = rows.results(_of_logits(logits, rows.target, rows.ids, numbers), index)
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -229,8 +231,8 @@ def token_log_probs(
             x, rows = x.index_select(0, kept), rows.selected(kept)
         else:
             x = torch.where(mask, x, 0.0)  # the logits of masked rows are finite then
-            rows, ignore_index = rows.ignoring(ignore_index)
-            numbers = (*numbers[:2], ignore_index, *numbers[3:])
+            rows, index = rows.ignoring(numbers[2])
+            numbers = (*numbers[:2], index, *numbers[3:])
     saves = save_logits and records_gradient(input, linear_weight, linear_bias)
     arguments = (x, linear_weight, rows.target, linear_bias, rows.ids, *numbers[:4], *chunks, return_correct, saves)
     found: Any
@@ -242,7 +244,7 @@ def token_log_probs(
         overwrites = saves and not _compiling() and not saves_through_hooks()
         log_prob, entropy, at_ids, correct = call(*arguments, results=4, overwrites=overwrites, checked=True)
         found = *_present(log_prob, entropy, correct, numbers), None if rows.ids is None else at_ids
-    results = rows.results(found, ignore_index)
+    results = rows.results(found, numbers[2])
     if kept is not None:
         count = math.prod(shape)
         results = [result.new_zeros((count, *result.shape[1:])).index_copy(0, kept, result) for result in results]
