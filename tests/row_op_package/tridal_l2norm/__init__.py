@@ -1,4 +1,4 @@
-"""L2 normalization along a dim: its kernels, and its maths in torch's ops."""
+"""L2 normalization along a dim: its kernels, and its math in torch's ops."""
 
 from __future__ import annotations
 

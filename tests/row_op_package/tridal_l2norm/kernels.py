@@ -1,4 +1,4 @@
-"""The maths of L2 normalization. Statistics have one value per row."""
+"""The math of L2 normalization. Statistics have one value per row."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""The maths of mean energy. Statistics have one value per row."""
+"""The math of mean energy. Statistics have one value per row."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""The maths of target gap. Statistics have one value per row."""
+"""The math of target gap. Statistics have one value per row."""
 
 import triton
 import triton.language as tl
