@@ -89,6 +89,8 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 def _number(op: str, argument: Argument, value: Any) -> Any:
     """Returns the value of an argument that is no tensor. Raises TypeError or ValueError if it is wrong."""
+    if value is None and argument.optional:
+        return None
     if argument.type != "float":
         if type(value).__name__ != argument.type:
             raise TypeError(wrong(op, argument.name, f"be of the type {argument.type}", repr(value)))
