@@ -73,7 +73,8 @@ def result(document: Document) -> list[str]:
     text += f" for {len(measured) - len(slower)} of {len(measured)} workloads."
     if slower:
         row, peer = max(slower, key=slowdown)
-        text += f" The largest difference: {peer['provider']} is {percent(row, peer)} faster for {workload(row)}."
+        text += f" For the others, another implementation is up to {slowdown((row, peer)):.2f}x as fast:"
+        text += f" {peer['provider']} for {workload(row)}."
     return [text]
 
 
