@@ -33,15 +33,15 @@ def standalone(kernel: RowKernel, written: WrittenKernel) -> str:
     imports, sections = [*_IMPORTS], dict[str, list[str]]()
     for python in called:
         source, section = textwrap.dedent(inspect.getsource(python)).strip(), sections.setdefault(python.__module__, [])
+        new_names = dict[str, str]()
         for name, value in _globals_of(python, source):
-            new = names.of(name, value)
-            source = _renamed(source, name, new)
+            new_names[name] = new = names.of(name, value)
             if python.__module__ == kernel.module and name == python.__name__:
-                text = _renamed(text, f"maths.{name}", f"maths.{new}")
+                text = _renamed(text, {f"maths.{name}": f"maths.{new}"})
             line = _definition(new, value)
             if line is not None and line not in imports and line not in section:
                 (imports if line.startswith(("import ", "from ")) else section).insert(0, line)
-        section.append(source)
+        section.append(_renamed(source, new_names))
     uses_maths = "maths." in text
     parts = ["\n".join(["import types\n", *imports, "", _MATHS] if uses_maths else imports), text.rstrip()]
     for module, sources in sections.items():
@@ -112,9 +112,10 @@ def _globals_of(python: FunctionType, source: str) -> Iterator[tuple[str, Any]]:
         yield name, python.__globals__[name]
 
 
-def _renamed(source: str, name: str, new: str) -> str:
-    """Returns a source in which a name is another one, but not as an attribute or as that of an argument."""
-    return source if name == new else re.sub(rf"(?<![\w.]){re.escape(name)}\b(?! ?=[^=])", new, source)
+def _renamed(source: str, names: Mapping[str, str]) -> str:
+    """Returns a source with other names, all replaced at once, but not those of attributes and of named arguments."""
+    pattern = rf"(?<![\w.])({'|'.join(map(re.escape, names))})\b(?! ?=[^=])"
+    return re.sub(pattern, lambda name: names[name[1]], source) if names else source
 
 
 def _definition(name: str, value: Any) -> str | None:

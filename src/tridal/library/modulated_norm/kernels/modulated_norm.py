@@ -7,14 +7,21 @@ names say which norm it is.
 import triton
 import triton.language as tl
 
-from tridal.library.norms.kernels import layer_norm, rms_norm
+from tridal.library.norms.kernels.layer_norm import (
+    inverse_deviation,
+    mean,
+    normalized,
+    rebase_squares,
+    square_deviation,
+)
+from tridal.library.norms.kernels.layer_norm import layer_norm as _layer_norm
+from tridal.library.norms.kernels.layer_norm import layer_norm_gradient as _layer_norm_gradient
+from tridal.library.norms.kernels.layer_norm import weighted as _weighted
+from tridal.library.norms.kernels.rms_norm import inverse_rms, square
+from tridal.library.norms.kernels.rms_norm import rms_norm as _rms_norm
+from tridal.library.norms.kernels.rms_norm import rms_norm_gradient as _rms_norm_gradient
 
-square_deviation = layer_norm.square_deviation
-rebase_squares = layer_norm.rebase_squares
-mean = layer_norm.mean
-inverse_deviation = layer_norm.inverse_deviation
-square = rms_norm.square
-inverse_rms = rms_norm.inverse_rms
+__all__ = ["inverse_deviation", "inverse_rms", "mean", "rebase_squares", "square", "square_deviation"]
 
 
 @triton.jit
@@ -30,9 +37,7 @@ def modulated_layer_norm(
     AXIS: tl.constexpr,
 ):  # fmt: skip
     """layer_norm(x) * (1 + scaling) + shift."""
-    y = layer_norm.layer_norm(
-        x, residual, weight, bias, total, count, inverse_deviation, None, SUM_DTYPE=SUM_DTYPE, AXIS=AXIS
-    )
+    y = _layer_norm(x, residual, weight, bias, total, count, inverse_deviation, None, SUM_DTYPE=SUM_DTYPE, AXIS=AXIS)
     return _modulated(y, scaling, shift)
 
 
@@ -41,20 +46,20 @@ def modulated_rms_norm(
     x, residual, scaling, shift, weight, inverse_rms, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
 ):  # fmt: skip
     """rms_norm(x) * (1 + scaling) + shift."""
-    y = rms_norm.rms_norm(x, residual, weight, inverse_rms, None, SUM_DTYPE=SUM_DTYPE, CASTING="", AXIS=AXIS)
+    y = _rms_norm(x, residual, weight, inverse_rms, None, SUM_DTYPE=SUM_DTYPE, CASTING="", AXIS=AXIS)
     return _modulated(y, scaling, shift)
 
 
 @triton.jit
 def weighted(dy, scaling, weight):
     """Returns the term of total: the gradient of the normalized element."""
-    return layer_norm.weighted(dy * (1.0 + scaling), weight, None)
+    return _weighted(dy * (1.0 + scaling), weight, None)
 
 
 @triton.jit
 def layer_product(dy, x, scaling, weight, mean, inverse_deviation, AXIS: tl.constexpr):
     """Returns the term of dot: the gradient of the normalized element times the normalized element."""
-    return weighted(dy, scaling, weight) * layer_norm.normalized(x, mean, inverse_deviation, AXIS)
+    return weighted(dy, scaling, weight) * normalized(x, mean, inverse_deviation, AXIS)
 
 
 @triton.jit
@@ -66,7 +71,7 @@ def rms_product(dy, x, scaling, weight, inverse_rms, AXIS: tl.constexpr):
 @triton.jit
 def layer_gradient(dy, x, scaling, weight, mean, inverse_deviation, total, dot, count, AXIS: tl.constexpr):
     """The gradient of x through layer_norm."""
-    return layer_norm.layer_norm_gradient(
+    return _layer_norm_gradient(
         dy * (1.0 + scaling), x, weight, mean, inverse_deviation, None, total, dot, count, AXIS=AXIS
     )
 
@@ -74,20 +79,20 @@ def layer_gradient(dy, x, scaling, weight, mean, inverse_deviation, total, dot, 
 @triton.jit
 def rms_gradient(dy, x, scaling, weight, inverse_rms, dot, count, AXIS: tl.constexpr):
     """The gradient of x through rms_norm."""
-    return rms_norm.rms_norm_gradient(dy * (1.0 + scaling), x, weight, inverse_rms, None, dot, count, AXIS=AXIS)
+    return _rms_norm_gradient(dy * (1.0 + scaling), x, weight, inverse_rms, None, dot, count, AXIS=AXIS)
 
 
 @triton.jit
 def layer_scale_gradient(dy, x, weight, bias, mean, inverse_deviation, AXIS: tl.constexpr):
     """dy * layer_norm(x)."""
-    y = layer_norm.weighted(layer_norm.normalized(x, mean, inverse_deviation, AXIS), weight, None)
+    y = _weighted(normalized(x, mean, inverse_deviation, AXIS), weight, None)
     return dy * (y if bias is None else y + bias)
 
 
 @triton.jit
 def rms_scale_gradient(dy, x, weight, inverse_rms, AXIS: tl.constexpr):
     """dy * rms_norm(x)."""
-    return dy * layer_norm.weighted(x * tl.expand_dims(inverse_rms, AXIS), weight, None)
+    return dy * _weighted(x * tl.expand_dims(inverse_rms, AXIS), weight, None)
 
 
 @triton.jit
@@ -99,7 +104,7 @@ def shift_gradient(dy):
 @triton.jit
 def layer_weight_gradient(dy, x, scaling, mean, inverse_deviation, AXIS: tl.constexpr):
     """Returns the term of the weight's gradient."""
-    return dy * (1.0 + scaling) * layer_norm.normalized(x, mean, inverse_deviation, AXIS)
+    return dy * (1.0 + scaling) * normalized(x, mean, inverse_deviation, AXIS)
 
 
 @triton.jit
