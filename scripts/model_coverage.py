@@ -25,6 +25,7 @@ import sys
 import warnings
 from typing import Any, NamedTuple
 
+import torch
 import transformers
 
 from model_classes import classes, kind_of, make, stub
@@ -137,6 +138,7 @@ def main() -> None:
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)  # the tensors are small
     rows = survey(given.family)
     lines = table(rows)
     print("\n".join(lines[: 2 + len(KINDS)]))

@@ -6,6 +6,7 @@ Its dropout is replaced by fixed factors, and is called as before in the module.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,9 +108,8 @@ def compare(
     recorder: Recorder, device: torch.device, roles: tuple[Roles, ...], parts: Parts, call: Callable[..., Tensor]
 ) -> GluForm | str:
     """Returns the gated MLP that calls of copies of a module compute, with layers in one of several roles."""
-    limits = [
-        float(v) for name, v in vars(recorder.module).items() if "limit" in name and type(v) in (int, float) and v > 0
-    ]
+    named = (value for name, value in vars(recorder.module).items() if "limit" in name)
+    limits = [float(value) for value in named if type(value) in (int, float) and 0 < value < math.inf]
     kinds = [*((None, limit) for limit in (*limits, None)), ("none", None), ("tanh", None)]
     forms = [
         GluForm(approximate, names, parts, swapped=swapped, limit=limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, Literal
 
 import torch
@@ -52,7 +53,7 @@ def swiglu(
         tensor([ 1.4621, -0.5379])
     """
     if limit is not None:
-        check_number(SWIGLU.name, "limit", limit, "be None or a positive number", lambda limit: limit > 0)
+        check_number(SWIGLU.name, "limit", limit, "be None or a positive number", lambda limit: 0 < limit < math.inf)
     return _compute(call, SWIGLU, input, up, casting, limit)
 
 
