@@ -95,6 +95,16 @@ def test_kernels_import_only_triton_and_kernels() -> None:
         assert [name for name in modules if not allowed.match(name)] == [], path
 
 
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
+def test_kernels_return_in_both_branches(path: Path) -> None:
+    """Triton before 3.7 also compiles the statements after `if CONSTANT: return`, which may be wrong for the constant."""
+    bodies = [body for node in ast.walk(ast.parse(path.read_text())) for body in vars(node).values()]
+    followed = [statement for body in bodies if isinstance(body, list) for statement in body[:-1]]
+    alone = [statement for statement in followed if isinstance(statement, ast.If) and not statement.orelse]
+    returns = (ast.unparse(one) for one in alone if any(isinstance(node, ast.Return) for node in ast.walk(one)))
+    assert [*returns] == []
+
+
 def tridal_names(source: str, package: str) -> set[str]:
     """Returns the names of tridal that the code imports, or reads from a module that it imports, with their modules.
 

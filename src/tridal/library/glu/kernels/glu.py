@@ -29,8 +29,9 @@ def _limited(gate, up, LIMIT: tl.constexpr):
     """Returns the gate, which is at most LIMIT, and up, which is between -LIMIT and LIMIT. It keeps NaN."""
     if LIMIT is None:
         return gate, up
-    limit = tl.full([], LIMIT, gate.dtype)
-    return tl.where(gate > limit, limit, gate), tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    else:
+        limit = tl.full([], LIMIT, gate.dtype)
+        return tl.where(gate > limit, limit, gate), tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
 
 
 @triton.jit
