@@ -127,6 +127,8 @@ def test_tensors_have_one_of_three_groups_of_strides_or_are_copied(
         ((10, 1), [None], [(13, 1), (0, 1), (5, 1)], [(5, 1), (13, 1)], "1211", "--c-"),
         ((10, 1), [(13, 1)], [(13, 1), (0, 1), None], [(13, 1), (5, 1)], "1122", "--c-"),
         ((10, 1), [], [], [(5, 1)], "", ""),
+        ((10, 2), [(10, 2)], [(10, 2), (5, 1)], [(5, 1)], "001", "---"),  # even elements, and a number for each of them
+        ((15, 3), [None], [(15, 2)], [(5, 1)], "11", "-c"),
     ],
 )
 def test_groups_need_few_copies(
