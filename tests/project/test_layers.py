@@ -97,7 +97,7 @@ def test_kernels_import_only_triton_and_kernels() -> None:
 
 @pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
 def test_kernels_return_in_both_branches(path: Path) -> None:
-    """Triton before 3.7 also compiles the statements after `if CONSTANT: return`, which may be wrong for the constant."""
+    """Triton before 3.7 also compiles the statements after `if CONSTANT: return`, also if they do not suit it."""
     bodies = [body for node in ast.walk(ast.parse(path.read_text())) for body in vars(node).values()]
     followed = [statement for body in bodies if isinstance(body, list) for statement in body[:-1]]
     alone = [statement for statement in followed if isinstance(statement, ast.If) and not statement.orelse]
