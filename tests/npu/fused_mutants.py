@@ -120,7 +120,7 @@ MUTANTS = [
         ("log_probs.correct", "other classes than the argmax are correct", "tl.cast(argmax, tl.int64) == index",
          "tl.cast(argmax, tl.int64) != index",
          Case("log_probs", FORWARD, (9, 57), numbers=(("return_correct", True),))),
-        ("glu.up_gradient", "the gate is not activated", "gate * factor", "gate", Case("swiglu", BACKWARD, (9, 57))),
+        ("glu.up_gradient", "the gate is not activated", "limited * factor", "limited", Case("swiglu", BACKWARD, (9, 57))),
         ("glu._limited", "up has no lower limit", "up < -limit", "up < limit * -1e9",
          Case("swiglu", FORWARD, (9, 57), numbers=(("limit", 0.5),))),
         ("rotary.first_rotated", "the rotation has the wrong sign", "SIGN", "-SIGN",
