@@ -169,8 +169,8 @@ class Fit(Compiled):
 
     @property
     def groups(self) -> int:
-        """How many groups of programs loop over tiles."""
-        return max(1, self.resident // self.config.programs_per_row)
+        """How many groups of programs are resident; 0 if the programs of a row are not."""
+        return self.resident // self.config.programs_per_row
 
     def without_idle_programs(self) -> Fit:
         """Raises the register limit while programs loop as often. More of them would only be idle at the end.
@@ -182,7 +182,7 @@ class Fit(Compiled):
         while fitted.config.max_registers is not None and fitted.occupancy > 1:
             limit = max_registers_for(fitted.occupancy - 1, fitted.config, problem.device)
             fewer = problem.fit(replace(fitted.config, max_registers=limit))
-            if fewer.groups >= fitted.groups or cdiv(tiles, fewer.groups) > cdiv(tiles, fitted.groups):
+            if not 0 < fewer.groups < fitted.groups or cdiv(tiles, fewer.groups) > cdiv(tiles, fitted.groups):
                 break
             fitted = fewer
         return fitted

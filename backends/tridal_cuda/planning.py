@@ -58,10 +58,10 @@ def _count_programs(fitted: Fit) -> tuple[int | None, str]:
     """Gives the `programs` of the plan, and the explanation for its `reason`."""
     config, problem, per_row = fitted.config, fitted.problem, fitted.config.programs_per_row
     tiles = problem.tiles(config.rows)
-    groups = min(tiles, fitted.resident // per_row)
+    groups = min(tiles, fitted.groups)
     if problem.column_writes:
         enough, most = cdiv(problem.device.cores, per_row), tiles // tuning.SUMS_MIN_TILES
-        groups = min(groups, enough) if most <= enough else min(most, fitted.resident // per_row)
+        groups = min(groups, enough) if most <= enough else min(most, fitted.groups)
         programs = groups * per_row
         return programs, f"{programs} programs loop over the tiles, and {groups} of them sum each column"
     if not problem.statistics and per_row > 1:

@@ -104,7 +104,6 @@ def _op(norm: Op, kernels: tuple[RowKernel, RowKernel], columns: tuple[str, ...]
     )  # fmt: skip
 
 
-_WITHOUT_RESIDUAL: dict[str, Any] = {"residual": None}
 MODULATED_LAYER_NORM = _op(
     LAYER_NORM,
     (
@@ -124,7 +123,7 @@ MODULATED_LAYER_NORM = _op(
             constants=(("SUM_DTYPE", "float32"),),
             neutral_padding=True,
             live_tiles=4,
-        ).bind(**_WITHOUT_RESIDUAL),
+        ).bind(residual=None),
         RowKernel(
             name="modulated_layer_norm_backward",
             module=MODULE,
@@ -158,7 +157,7 @@ MODULATED_RMS_NORM = _op(
             constants=(("SUM_DTYPE", "float32"),),
             neutral_padding=True,
             live_tiles=4,
-        ).bind(**_WITHOUT_RESIDUAL),
+        ).bind(residual=None),
         RowKernel(
             name="modulated_rms_norm_backward",
             module=MODULE,
