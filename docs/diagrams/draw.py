@@ -61,7 +61,7 @@ def architecture() -> str:
     picture = Picture("An op and a schedule give a kernel, a backend gives a launch plan, and both give a launch", 440)
     picture.box(120, 14, 200, 34, "plain", "# tridal.softmax(x)")
     columns = [
-        (14, "op", ("# op", "the maths", "of one row", "", "softmax", "RMSNorm", "cross-entropy", "your own")),
+        (14, "op", ("# op", "the math", "of one row", "", "softmax", "RMSNorm", "cross-entropy", "your own")),
         (
             155,
             "schedule",
@@ -70,7 +70,7 @@ def architecture() -> str:
         (
             296,
             "backend",
-            ("# backend", "the numbers", "of a device", "", "cuda, rocm", "npu", "interpreter", "your own"),
+            ("# backend", "the numbers", "of a device", "", "cuda, rocm", "xpu, npu", "interpreter", "your own"),
         ),
     ]
     for x, kind, lines in columns:
@@ -87,9 +87,9 @@ def architecture() -> str:
     for x in (150, 361):
         picture.arrow(x, 322, 346)
     picture.box(14, 346, 412, 34, "plain", "# launch on the device and the stream of x")
-    for i, name in enumerate(("NVIDIA GPU", "AMD GPU", "Ascend NPU", "CPU")):
-        picture.arrow(62 + 105.5 * i, 380, 398)
-        picture.box(14 + 105.5 * i, 398, 96, 30, "plain", name)
+    for i, name in enumerate(("NVIDIA", "AMD", "Intel", "Ascend", "CPU")):
+        picture.arrow(52 + 84 * i, 380, 398)
+        picture.box(14 + 84 * i, 398, 76, 30, "plain", name)
     return picture.svg()
 
 
