@@ -12,36 +12,27 @@ from tridal.benchmarks.op_benchmark import Function, OpBenchmark, of_last_dim
 from tridal.ops import per_element
 
 
-def _of_rows(function: Callable[..., tuple[Tensor, ...]]) -> Function:
-    """Returns function(query, key, cos, sin) as one of matrices, without their last column if their width is odd.
+def _of_query(function: Callable[..., Tensor]) -> Function:
+    """Returns function(query, None, cos, sin) as one of matrices, without their last column if their width is odd."""
 
-    The query has the first half of the rows, and the key the second half. Both have the first half of cos and sin, so
-    two launches read as many elements as one launch reads of the matrices.
-    """
-
-    def of_matrices(input: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    def of_matrices(input: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         input, cos, sin = (tensor[..., : tensor.shape[-1] // 2 * 2] for tensor in (input, cos, sin))
-        half = max(input.shape[0] // 2, 1)
-        return function(input[None, None, :half], input[None, None, -half:], cos[:half], sin[:half])
+        return function(input[None, None], None, cos, sin)
 
     return of_matrices
 
 
-def _of_torch(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-    def rotated(x: Tensor) -> Tensor:
-        first, second = x.chunk(2, -1)
-        return torch.cat((-second, first), -1)
-
-    return query * cos + rotated(query) * sin, key * cos + rotated(key) * sin
+def _of_torch(query: Tensor, key: None, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = query.chunk(2, -1)
+    return query * cos + torch.cat((-second, first), -1) * sin
 
 
 ROTARY = OpBenchmark(
     functions={
-        "tridal": of_last_dim(lambda: _of_rows(resolve_name("tridal.library.rotary.functions").rotary_embedding)),
-        "torch": of_last_dim(lambda: _of_rows(_of_torch)),
+        "tridal": of_last_dim(lambda: _of_query(resolve_name("tridal.library.rotary.functions").rotary_embedding)),
+        "torch": of_last_dim(lambda: _of_query(_of_torch)),
     },
     tensors=(per_element("input"), per_element("cos", differentiable=False), per_element("sin", differentiable=False)),
     traffic={"forward": 4, "backward": 4},
     suite="halves",
-    gradients=2,
-)  # fmt: skip
+)
