@@ -6,6 +6,8 @@ element once, so a loop over columns reads no element twice.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tridal.devices.types import MAX_TILE, KernelConfig, Schedule, next_power_of_2
 from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
@@ -47,11 +49,14 @@ def _fit_elements(problem: GpuProblem) -> Fit | None:
     blocks, rows = cdiv(problem.cols, cols), next_power_of_2(problem.inner, tuning.SINGLE_PASS_ELEMENTS // cols)
     if blocks > MAX_TILE or (problem.peel and rows > 1):
         return None
-    narrow = rows > 1 and problem.itemsize == 2
-    per_thread = tuning.FEW_ELEMENTS_PER_THREAD if narrow else tuning.SINGLE_PASS_ELEMENTS_PER_THREAD
-    warps = warps_for(rows * cols, per_thread)
     schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"
-    return problem.fit(KernelConfig(schedule, rows, cols, warps, 1, blocks, persistent=False)).with_few_spills()
+    config = KernelConfig(schedule, rows, cols, 1, 1, blocks, persistent=False)
+    if rows > 1 and problem.itemsize == 2:
+        fitted = problem.fit(replace(config, num_warps=warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD)))
+        if fitted.occupancy * fitted.config.num_warps >= tuning.NARROW_WARPS:
+            return fitted.with_few_spills()
+    warps = warps_for(rows * cols, tuning.SINGLE_PASS_ELEMENTS_PER_THREAD)
+    return problem.fit(replace(config, num_warps=warps)).with_few_spills()
 
 
 def _fit_numbers(problem: GpuProblem) -> Fit | None:

@@ -45,6 +45,7 @@ SUMS_MIN_TILES = 4  # per program: each program also writes its sums, which a se
 # Of a block of a row, or of a tile of narrow rows. Tiles of narrow 16-bit rows have FEW_ELEMENTS_PER_THREAD: a rotary
 # embedding takes .95 to .99 of the time, and swiglu of 1000003x96 .94 (H200).
 SINGLE_PASS_ELEMENTS, SINGLE_PASS_ELEMENTS_PER_THREAD = 1024, 16
+NARROW_WARPS = 16  # of these tiles; the gradient of geglu, 1048576x128, has 12, and 0.87 of copy instead of 0.98 (H200)
 LOOP_COLS = 8192  # per step of "column_loop", if nothing is written per element
 MIN_LOOP_COLS = 12_288  # narrower rows are computed in one tile
 LONG_LOOP_COLS = 65_536  # with few issue slots, shorter rows have steps of half as many columns
