@@ -20,7 +20,7 @@ from feature_derivatives import Derivative, Function
 from op_samples import SAMPLES
 from tridal.devices.settings import current, restored
 from tridal.ops import table
-from tridal.ops.row_maths import reference_of
+from tridal.ops.row_math import reference_of
 
 SHAPE = (3, 4, 6)
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import sample_maths as maths
+import sample_math as maths
 import tridal
 from tridal.ops.op import Op
 from tridal.ops.table import op_named

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tridal.benchmarks.providers import OURS
 from tridal.errors import PlanError, PluginError
-from tridal.ops import row_maths, table
+from tridal.ops import row_math, table
 from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
 from tridal.pytorch.torch.private import repeatable_backward
@@ -127,7 +127,7 @@ def _derived(op: Op, tensors: tuple[Argument, ...]) -> dict[str, MakeFunction]:
             named = dict(zip(names, given, strict=True))
             in_order = [named.get(argument.name) for argument in op.arguments if argument.type == "Tensor"]
             arguments = (*in_order, dim, element_dtype(op.arguments, in_order), *numbers)
-            found = row_maths.compute(op, *arguments)
+            found = row_math.compute(op, *arguments)
             return tuple(result for result in found[: op.returned] if result is not None)
 
         return function

@@ -148,7 +148,7 @@ def _chosen_device() -> dict[str, Any]:
     try:
         import torch
 
-        from tridal.ops import row_maths, table
+        from tridal.ops import row_math, table
         from tridal.pytorch.devices import TORCH_TYPES
         from tridal.testing.implementation import public_function
 
@@ -158,7 +158,7 @@ def _chosen_device() -> dict[str, Any]:
         x = torch.arange(6.0).view(2, 3)
         found, expected = (
             public_function(op.name)(x.to(device), -1),
-            row_maths.reference_of(op, x, -1, tuple(op.parameters.values())),
+            row_math.reference_of(op, x, -1, tuple(op.parameters.values())),
         )
         if device != "meta" and not (found.cpu() - expected).abs().max() <= 1e-6:
             raise RuntimeError(f"{op.name} of {x.tolist()} is wrong: {found.tolist()}")

@@ -21,7 +21,7 @@ from tridal.models import activations
 from tridal.models.comparison import Pair, error, find_casting, in_both_modes, nearest, with_gradients
 from tridal.models.reads import Form, Recorder
 from tridal.models.replacements import hooks_of
-from tridal.ops import row_maths
+from tridal.ops import row_math
 
 Tensor = torch.Tensor
 _TOLERANCE = 1e-4
@@ -85,7 +85,7 @@ class GluForm(Form):
             halves = gate.chunk(2, -1)
             gate, up = halves[::-1] if self.swapped else halves
         op, number = (SWIGLU, self.limit) if self.approximate is None else (GEGLU, self.approximate)
-        result = row_maths.compute(op, gate, up, -1, gate.dtype, number, self.casting)[0]
+        result = row_math.compute(op, gate, up, -1, gate.dtype, number, self.casting)[0]
         assert result is not None
         return result
 

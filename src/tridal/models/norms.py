@@ -15,7 +15,7 @@ from tridal.library.gated_norm.gated_rms_norm import GATED_RMS_NORM
 from tridal.library.norms.functions import layer_norm, rms_norm
 from tridal.library.norms.norms import LAYER_NORM, RMS_NORM
 from tridal.models.reads import Form
-from tridal.ops import row_maths
+from tridal.ops import row_math
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.torch import private
 
@@ -98,7 +98,7 @@ class NormForm(Form):
 
     def _maths(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
         op, given = OPS[self.op], {"dims": len(self.shape), "weight_offset": 0.0, **tensors, **options}
-        result = row_maths.compute(op, *(given.get(a.name, a.default) for a in op.signature.arguments))[0]
+        result = row_math.compute(op, *(given.get(a.name, a.default) for a in op.signature.arguments))[0]
         assert result is not None
         return result
 

@@ -17,7 +17,7 @@ import torch
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
 from tridal.models.comparison import CASTINGS, NARROW, Pair, error, rounding, tolerance_of, with_gradients
 from tridal.models.reads import Form
-from tridal.ops import row_maths
+from tridal.ops import row_math
 
 Tensor = torch.Tensor
 Rotate = Callable[..., Any]
@@ -240,7 +240,7 @@ def _pairs(
     query, key = (*rotated, None)[:2]
     cos, sin, rotary_dim = form.factors(cos, sin)
     options = form.casting, form.keep_dtype, form.interleaved, form.to_halves
-    computed = row_maths.compute(ROTARY_EMBEDDING, query, key, cos, sin, rotary_dim, form.dims.heads, *options)
+    computed = row_math.compute(ROTARY_EMBEDDING, query, key, cos, sin, rotary_dim, form.dims.heads, *options)
     ours: Any = [y for y in computed if y is not None]
     for y, expected in zip(results, ours, strict=True):
         if y.shape != expected.shape or y.dtype is not expected.dtype:

@@ -29,7 +29,7 @@ from tridal.ops.arguments import (
     whole,
 )
 from tridal.ops.op import NoKernel, Op, RowOp
-from tridal.ops.row_maths import compute, compute_gradient
+from tridal.ops.row_math import compute, compute_gradient
 from tridal.ops.row_reduce import RowReduce, accumulator, has_tangent
 from tridal.ops.scale_mask import check_scale_mask
 from tridal.ops.signature import Arguments

@@ -13,7 +13,7 @@ import torch
 
 from tridal.errors import TridalError
 from tridal.kernels.row_kernel import RowKernel
-from tridal.ops import planning, row_maths, table
+from tridal.ops import planning, row_math, table
 from tridal.ops.arguments import Argument
 from tridal.ops.op import Op
 from tridal.runtime import compiler
@@ -108,7 +108,7 @@ def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | N
     call, dtypes = make_call(case, op, {name: tensor for name, tensor in tensors.items() if tensor is not None}, None)
     leaves = call.differentiable(call.arguments)
     arguments = tuple(leaves.get(n, a) for n, a in zip(op.signature.names, call.arguments, strict=True))
-    x, found = arguments[0], row_maths.raw_results(op, *arguments)
+    x, found = arguments[0], row_math.raw_results(op, *arguments)
     roles = call.bound.result_roles
     for result, role, tensor in zip(op.results, roles, found, strict=False):
         if role is None:
@@ -126,7 +126,7 @@ def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | N
         return None
     call.found = {name: tensor for name, tensor in call.results().items() if dtypes[name].is_floating_point}
     grads = [make_values("normal", tuple(call.found[n].shape), -1, seed=i + 1) for i, n in enumerate(call.given)]
-    for tensor in row_maths.raw_gradients(op, *call.gradient_arguments([grad.to(dtype) for grad in grads], dtype)):
+    for tensor in row_math.raw_gradients(op, *call.gradient_arguments([grad.to(dtype) for grad in grads], dtype)):
         if (tensor is not None or op.steps is None) and (
             fault := _fault("gradient", tensor, x, "element", dtype)
         ) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tridal.ops import row_maths
+from tridal.ops import row_math
 from tridal.ops.op import Op
 from tridal.ops.row_reduce import RowReduce
 from tridal.ops.signature import Arguments, Rows
@@ -62,7 +62,7 @@ class Call:
         op, arguments = self.op, self._arguments(roundings)
         given = self.gradient_arguments(grads, torch.float64, roundings, stored)
         with torch.no_grad():
-            found = row_maths.compute_gradient(op, *given, reduce=self._reduce(arguments, roundings, {}))
+            found = row_math.compute_gradient(op, *given, reduce=self._reduce(arguments, roundings, {}))
         by_name = dict(zip(self._names, op.gradient_index, strict=True))
         pairs = {name: found[by_name[name]] for name in self.differentiable(arguments)}
         return {name: tensor.double() for name, tensor in pairs.items() if tensor is not None}
@@ -115,7 +115,7 @@ class Call:
         """The results. `before`: those that the reference rounds are as before the rounding."""
         reduce = self._reduce(arguments, roundings, self._found(arguments[0].dtype))
         own = None if roundings is None and self.op.torch_function is not None else reduce
-        computed = row_maths.compute(self.op, *arguments, reduce=own)
+        computed = row_math.compute(self.op, *arguments, reduce=own)
         named = zip((result.name for result in self.op.results), computed, strict=True)
         # Bools cannot be subtracted.
         numbers = ((name, t.long() if t is not None and t.dtype is torch.bool else t) for name, t in named)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tridal.library.losses.maths import capped, check_range
+from tridal.library.losses.loss_math import capped, check_range
 from tridal.ops import accumulator
 from tridal.pytorch import has_values, is_distributed
 

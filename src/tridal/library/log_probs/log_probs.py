@@ -14,7 +14,7 @@ import torch
 
 from tridal.library.log_probs.classes import Numbers, is_ignored, scaled, through_score
 from tridal.library.losses.cross_entropy import EXACT, launch
-from tridal.library.losses.maths import capped, check_range
+from tridal.library.losses.loss_math import capped, check_range
 from tridal.ops import (
     Named,
     NoKernel,

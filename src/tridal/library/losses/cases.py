@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tridal.library.losses.maths import classes_dim
+from tridal.library.losses.loss_math import classes_dim
 from tridal.ops import number
 from tridal.testing import Case, OpCases, make_values
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tridal.errors import DTypeError, ShapeError
-from tridal.library.losses.maths import REDUCTIONS, Options
+from tridal.library.losses.loss_math import REDUCTIONS, Options
 from tridal.ops import (
     INTEGERS,
     check_choice,

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from tridal.library.losses import maths
-from tridal.library.losses.maths import MEAN, NONE, REDUCTIONS, Options, check_range, classes_dim
+from tridal.library.losses import loss_math
+from tridal.library.losses.loss_math import MEAN, NONE, REDUCTIONS, Options, check_range, classes_dim
 from tridal.ops import (
     DTYPE,
     Named,
@@ -215,7 +215,7 @@ def _reduced(call: Steps, rows: Tensor, named: Named) -> tuple[Tensor, Tensor | 
             return loss, total[0] if total else None
         except NoKernel:
             pass
-    return call.torch(maths.reduce_rows, rows, target, named["weight"], options, dtype)  # type: ignore[no-any-return]
+    return call.torch(loss_math.reduce_rows, rows, target, named["weight"], options, dtype)  # type: ignore[no-any-return]
 
 
 def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
@@ -247,7 +247,7 @@ def _row_grad(grad: Tensor | None, lse: Tensor, denominator: Tensor | None, redu
         return torch.zeros_like(lse)
     if denominator is not None:
         return torch.div(grad, denominator.expand(lse.numel()))
-    return maths.row_gradient(grad.to(lse.dtype), lse.numel(), None, reduction).expand(lse.shape)
+    return loss_math.row_gradient(grad.to(lse.dtype), lse.numel(), None, reduction).expand(lse.shape)
 
 
 NUMBERS = (
@@ -273,8 +273,8 @@ CROSS_ENTROPY = Op(
         ),
     ),
     kernels=(FORWARD, BACKWARD, BACKWARD_WITH_LSE, WITH_GRADIENT, SMOOTH),
-    reference=maths.reference,
-    gradient=maths.gradient,
+    reference=loss_math.reference,
+    gradient=loss_math.gradient,
     steps=steps,
     gradient_steps=gradient_steps,
     any_rows=True,

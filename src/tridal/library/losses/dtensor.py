@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_chunks import LAYER, chunk_rows, logits_of
-from tridal.library.losses.maths import MEAN, NONE, Options, target_weights
+from tridal.library.losses.loss_math import MEAN, NONE, Options, target_weights
 from tridal.ops import Named, accumulator
 from tridal.pytorch import call_op
 

@@ -11,7 +11,7 @@ from tridal.library.losses.checks import check_layer, check_target, check_weight
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_chunks import LAYER
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
-from tridal.library.losses.maths import classes_dim
+from tridal.library.losses.loss_math import classes_dim
 from tridal.ops import Arguments, check_bool, check_floating, wrong
 from tridal.pytorch import (
     autocast_enabled,

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from tridal.library.losses import linear_chunks, maths
+from tridal.library.losses import linear_chunks, loss_math
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY, NUMBERS, Logits
 from tridal.library.losses.linear_chunks import CHUNK_NUMBERS, LAYER, LAYER_TENSORS, as_tensors, logits_of
-from tridal.library.losses.maths import MEAN, NONE, Options
+from tridal.library.losses.loss_math import MEAN, NONE, Options
 from tridal.ops import DTYPE, Argument, Named, NoKernel, Op, Result, accumulator, compute, compute_gradient, whole
 from tridal.pytorch import Steps, record_torch_call
 
@@ -39,7 +39,7 @@ def gradient(
     """Returns the gradients of input, weight and bias. It computes all logits again, and reads no saved gradient."""
     options, logits = Options.of(numbers), logits_of(input, linear_weight, linear_bias, numbers["matmul_dtype"])
     lse = logits.sum(1, dtype=accumulator(logits, target, weight))  # its shape and dtype: the gradient computes it
-    total = maths.mean_denominator(target, weight, options, lse.dtype)
+    total = loss_math.mean_denominator(target, weight, options, lse.dtype)
     dlogits = compute_gradient(
         CROSS_ENTROPY, grad, None, logits, target, weight, lse, total, *options, [True, False]
     )[0]  # fmt: skip
@@ -99,12 +99,12 @@ def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     Gradients of a mean in float16 are divided by the denominator in the backward, after the scale of the loss.
     """
     rows, target, weight, options = _rows(named), named["target"], named["weight"], Options.of(named)
-    denominator = maths.mean_denominator(target, weight, options, rows.dtype)
+    denominator = loss_math.mean_denominator(target, weight, options, rows.dtype)
     if denominator is None and options.reduction == MEAN:
         denominator = rows.new_full((), rows.numel())
     later = _divides_later(named)
     grads = _chunked(call, named, named["needs"], rows, None if denominator is None or later else 1 / denominator)
-    loss = maths.reduce_rows(rows, target, weight, options, named["dtype"])[0]
+    loss = loss_math.reduce_rows(rows, target, weight, options, named["dtype"])[0]
     return loss, *grads, denominator if later else None
 
 
@@ -123,8 +123,8 @@ def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     grad, target, mask, options = named["grad"], named["target"], named["output_mask"], Options.of(named)
     if any(wanted and not has for wanted, has in zip(mask, named["needs"], strict=True)):
         rows = _rows(named)
-        total = maths.mean_denominator(target, named["weight"], options, rows.dtype)
-        row_grad = maths.row_gradient(grad.to(rows.dtype), rows.numel(), total, options.reduction)
+        total = loss_math.mean_denominator(target, named["weight"], options, rows.dtype)
+        row_grad = loss_math.row_gradient(grad.to(rows.dtype), rows.numel(), total, options.reduction)
         return as_tensors(_chunked(call, named, mask, rows, row_grad), named)
     factors, denominator = [grad] * 3, named["denominator"]
     if denominator is not None:

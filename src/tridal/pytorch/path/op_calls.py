@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from tridal.errors import PluginError
-from tridal.ops import row_maths
+from tridal.ops import row_math
 from tridal.ops.arguments import Result
 from tridal.ops.op import NoKernel, Op
-from tridal.ops.row_maths import modification_of
+from tridal.ops.row_math import modification_of
 from tridal.ops.signature import Arguments, Rows, Signature
 from tridal.pytorch.device_context import DeviceContext, device_context, record_torch_call
 from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
@@ -113,10 +113,10 @@ def _by_reference(op: Op, arguments: Arguments, reason: str) -> Results:
 def reference(op: Op, arguments: Arguments) -> Results:
     """Returns the results in torch's ops, with the arguments of the registered op. Autograd can differentiate them."""
     if arguments.signature is not op.signature:
-        return row_maths.compute_gradient(op, *arguments.values)
+        return row_math.compute_gradient(op, *arguments.values)
     # Kernels compute modified scores. So a gradient of the mask is one of torch's ops, and that of the scores a kernel.
     unmodified = (lambda *given: overload(op.name)(*given)) if op.scale_mask else None
-    return row_maths.compute(op, *arguments.values, unmodified=unmodified)
+    return row_math.compute(op, *arguments.values, unmodified=unmodified)
 
 
 def _like_new(tensor: Tensor, result: Result, named: dict[str, Any]) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tridal.errors import PluginError
-from tridal.ops import row_maths
+from tridal.ops import row_math
 from tridal.ops.argument_checks import check_choice, check_number, wrong
 from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
@@ -155,7 +155,7 @@ def _by_torch_function(op: Op, input: Tensor, dim: Any, dtype: Any) -> Tensor:
         raise
     if input.is_nested:
         return found
-    return row_maths.with_new_memory((found,), (input,))[0]  # type: ignore[return-value]
+    return row_math.with_new_memory((found,), (input,))[0]  # type: ignore[return-value]
 
 
 def _arguments(
@@ -180,7 +180,7 @@ def _by_torch(op: Op, arguments: tuple[Any, ...], reason: str | None, results: i
     """Computes a call with torch's ops. Records it with the reason, if there is one."""
     if RECORDERS and reason is not None:
         record_torch(op.name, arguments[0], reason)
-    return first(row_maths.compute(op, *arguments), results)
+    return first(row_math.compute(op, *arguments), results)
 
 
 def _compiled(

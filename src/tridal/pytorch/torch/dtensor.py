@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from tridal.errors import DTypeError
-from tridal.ops import row_maths
+from tridal.ops import row_math
 from tridal.ops.argument_checks import wrong
-from tridal.ops.row_maths import modification_of
+from tridal.ops.row_math import modification_of
 from tridal.ops.row_reduce import RowReduce
 from tridal.ops.signature import Rows
 from tridal.pytorch.call_records import RECORDERS, record_torch
@@ -113,9 +113,9 @@ _WHOLE: Placement = Replicate()
 
 def _rule(registered: Registered) -> Any:
     """Returns the rule of a registered op."""
-    maths: Callable[..., Results] = row_maths.compute
+    maths: Callable[..., Results] = row_math.compute
     if registered.name != registered.op:
-        maths = row_maths.compute_gradient
+        maths = row_math.compute_gradient
 
     def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         op, arguments = registered.newest(args)
