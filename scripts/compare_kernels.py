@@ -1,7 +1,7 @@
 """Compares the kernels of two commits: `compare_kernels.py BEFORE AFTER`, with two files of `dump_kernels.py`.
 
 Lists the kernels that differ, and prints the number of kernels with each result. The exit code is 1 if a kernel differs
-in more than the names, the labels and the parameters that the normalised code ignores.
+in more than the names, the labels and the parameters that the normalized code ignores.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ and no others, to linalg IR. With `--resume`, it adds their kernels to the file:
     PYTHONPATH=src:backends:verify .venv-npu/bin/python scripts/dump_kernels.py after.jsonl --resume
 
 A line of the output names the versions. Each other line is a kernel: its case, its number in the case, its plan, a hash
-of its normalised code (PTX, amdgcn or linalg), a hash of its normalised SASS, and a hash of the number of instructions
+of its normalized code (PTX, amdgcn or linalg), a hash of its normalized SASS, and a hash of the number of instructions
 of each kind.
 """
 
@@ -46,7 +46,7 @@ def renumbered(text: str, *patterns: str) -> str:
     return text
 
 
-def normalised_ptx(ptx: str) -> str:
+def normalized_ptx(ptx: str) -> str:
     """Returns the instructions of PTX. Loads of parameters are moved to the end, because their order has no meaning."""
     ptx = re.sub(r"(?ms)^\s*\.section\s.*?^\s*\}", "", re.sub(r"//.*", "", ptx))
     ptx = re.sub(r"(?m)^\s*\.(loc|file|reg|version)\b.*$", "", ptx)
@@ -65,7 +65,7 @@ def normalised_ptx(ptx: str) -> str:
     return code + renumbered("\n".join(in_order), r"\bPARAM_\d+\b")
 
 
-def normalised_amdgcn(assembly: str) -> str:
+def normalized_amdgcn(assembly: str) -> str:
     """Returns the instructions of AMD's assembly. Offsets of parameters are numbered in the order of their loads."""
     lines = [" ".join(re.sub(r";.*", "", line).split()) for line in assembly.split("\n")]
     jumps = set(re.findall(r"\.LBB\w+\b(?!:)", "\n".join(lines)))
@@ -73,7 +73,7 @@ def normalised_amdgcn(assembly: str) -> str:
     return renumbered(code, r"\.LBB\w+", r"(?<=s\[0:1\], )0x[0-9a-f]+$")
 
 
-def normalised_linalg(linalg: str) -> str:
+def normalized_linalg(linalg: str) -> str:
     """Returns the operations of linalg IR. The types of parameters follow in the order of their first use."""
     match = re.search(r"func\.func @\w+\((.*?)\) attributes \{.*?\} (\{.*)", linalg, re.DOTALL)
     assert match is not None, linalg[:200]
@@ -83,7 +83,7 @@ def normalised_linalg(linalg: str) -> str:
     return renumbered(body + "".join(f"\n{name}: {types[name]}" for name in used), r"%[A-Za-z]*[\w$.-]*")
 
 
-def normalised_sass(cubin: bytes) -> str:
+def normalized_sass(cubin: bytes) -> str:
     """Returns SASS in which the offsets of parameters are numbered in the order of their first use."""
     import triton
 
@@ -101,14 +101,14 @@ OPERATION = r"\b[a-z]+\.[a-z_]+\b"
 
 
 def described(asm: Mapping[str, Any], with_text: bool) -> dict[str, str]:
-    """Returns the hashes of a compiled kernel, and its normalised code if it is asked for."""
+    """Returns the hashes of a compiled kernel, and its normalized code if it is asked for."""
     texts, kind = {}, INSTRUCTION
     if "ptx" in asm:
-        texts = {"code": normalised_ptx(asm["ptx"]), "sass": normalised_sass(asm["cubin"])}
+        texts = {"code": normalized_ptx(asm["ptx"]), "sass": normalized_sass(asm["cubin"])}
     elif "amdgcn" in asm:
-        texts = {"code": normalised_amdgcn(asm["amdgcn"])}
+        texts = {"code": normalized_amdgcn(asm["amdgcn"])}
     else:
-        texts, kind = {"code": normalised_linalg(asm["ttadapter"])}, OPERATION
+        texts, kind = {"code": normalized_linalg(asm["ttadapter"])}, OPERATION
     counts = Counter(re.findall(kind, texts.get("sass", texts["code"])))
     texts["operations"] = str(sorted(counts.items()))
     hashes = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="select the cases that contain all texts")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of processes")
-    parser.add_argument("--text", action="store_true", help="also write the normalised code")
+    parser.add_argument("--text", action="store_true", help="also write the normalized code")
     parser.add_argument("--resume", action="store_true", help="add the cases that are not in the output")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kernels-") as cache:  # an empty one has no kernels of other commits

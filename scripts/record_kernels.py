@@ -153,7 +153,7 @@ class Driver:
 
 
 def _tensor(text: str) -> torch.Tensor:
-    """Returns a tensor. Its memory is not initialised, except that indices are zero."""
+    """Returns a tensor. Its memory is not initialized, except that indices are zero."""
     match = _TENSOR.fullmatch(text)
     assert match is not None, text
     dtype = getattr(torch, match[1])

@@ -20,7 +20,7 @@ from tridal_npu.architectures import SMALLEST_UNIFIED_BUFFER
 from tridal_npu.resources import limit
 
 _BLOCK = 32  # bytes; data in the unified buffer is aligned to it, so the last axis of a tile is never narrower
-_MIN_TRANSFER = 256  # bytes of neighbouring rows; smaller transfers are inefficient
+_MIN_TRANSFER = 256  # bytes of neighboring rows; smaller transfers are inefficient
 _MAX_INNER_ROWS = 1024  # in the "inner" layout; the statistics of more rows would take too much of the unified buffer
 
 

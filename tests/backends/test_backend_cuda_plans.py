@@ -1,4 +1,4 @@
-"""CUDA plans: invariants for any compiler, and decisions with a modelled compiler.
+"""CUDA plans: invariants for any compiler, and decisions with a modeled compiler.
 
 No GPU is needed. A problem has no op, so these tests name traits: a forward reads one tensor, a gradient reads two.
 """
@@ -32,7 +32,7 @@ def problem(cols: int, rows: int, dtype: str = "float32", reads: int = 1, **trai
 
 
 def plan(problem: Problem, device: DeviceProperties = H100) -> LaunchPlan:
-    """The plan with a modelled compiler."""
+    """The plan with a modeled compiler."""
     return CUDA.plan(problem, device, compiler(problem), {})
 
 
@@ -74,7 +74,7 @@ def test_invariants_hold_for_every_problem_and_every_compiler(problem: Problem, 
         assert (plan.resources or unlimited).spills <= unlimited.spills + tuning.MAX_SPILL_COOPERATIVE * max(0, more)
 
 
-# Decisions, with a modelled compiler
+# Decisions, with a modeled compiler
 
 
 UNALIGNED, STRIDED, INNER = {"aligned": False}, {"layout": "strided", "aligned": False}, {"layout": "inner"}

@@ -1,4 +1,4 @@
-"""ROCm plans: invariants for any compiler, and decisions with a modelled compiler. No GPU is needed."""
+"""ROCm plans: invariants for any compiler, and decisions with a modeled compiler. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def compiler(problem: Problem, device: DeviceProperties = MI300X) -> Probe:
 
 
 def plan(problem: Problem, device: DeviceProperties = MI300X) -> LaunchPlan:
-    """The plan with a modelled compiler."""
+    """The plan with a modeled compiler."""
     return ROCM.plan(problem, device, compiler(problem, device), {})
 
 
@@ -77,7 +77,7 @@ def test_invariants_hold_for_every_problem_and_every_compiler(problem: Problem, 
         assert probed[plan.config].spills <= min(fitting), "another configuration spills less"
 
 
-# Decisions, with a modelled compiler
+# Decisions, with a modeled compiler
 
 
 SUMS, UNALIGNED = {"column_writes": ("float32",)}, {"aligned": False}

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import sample_math as maths
+import sample_math as calls
 import tridal
 from tridal.ops.op import Op
 from tridal.ops.table import op_named
@@ -52,10 +52,10 @@ class Sample(NamedTuple):
         if role == "element":
             return (x + number).cos()
         if role in ("index", "class"):
-            return like(made(math.prod(rows)).view(rows) % (cols if role == "index" else maths.CLASSES), x)
+            return like(made(math.prod(rows)).view(rows) % (cols if role == "index" else calls.CLASSES), x)
         if role == "classes":
-            return like(made(math.prod(rows) * 3).view(*rows, 3) % 7 % maths.CLASSES, x)
-        shapes = {"constant": x.shape, "column": (cols,), "bias": (maths.CLASSES,), "matrix": (maths.CLASSES, cols)}
+            return like(made(math.prod(rows) * 3).view(*rows, 3) % 7 % calls.CLASSES, x)
+        shapes = {"constant": x.shape, "column": (cols,), "bias": (calls.CLASSES,), "matrix": (calls.CLASSES, cols)}
         shape = shapes[role]
         value = (made(math.prod(shape), dtype=torch.float32).view(shape) + number).sin()
         return like((value + 1.5 if role == "column" else value).to(x.dtype), x)
@@ -149,17 +149,17 @@ def _samples() -> dict[str, Sample]:
     smooth = (functools.partial(function, label_smoothing=0.1) for function in entropies)
     found = {
         "softmax, scaled and masked": _sample(
-            softmax, functools.partial(tridal.softmax, scale=0.5), maths.masked, roles={"mask": "column"}
+            softmax, functools.partial(tridal.softmax, scale=0.5), calls.masked, roles={"mask": "column"}
         ),
-        "swiglu of one tensor": _sample(op_named("swiglu"), maths.swiglu_of_columns, maths.swiglu),
-        "swiglu": _sample(op_named("swiglu"), tridal.swiglu, maths.swiglu),
-        "geglu": _sample(op_named("geglu"), tridal.geglu, maths.geglu),
+        "swiglu of one tensor": _sample(op_named("swiglu"), calls.swiglu_of_columns, calls.swiglu),
+        "swiglu": _sample(op_named("swiglu"), tridal.swiglu, calls.swiglu),
+        "geglu": _sample(op_named("geglu"), tridal.geglu, calls.geglu),
         "rotary_embedding": _sample(
-            op_named("rotary_embedding"), maths.rotary_of_elements, maths.rotary,
+            op_named("rotary_embedding"), calls.rotary_of_elements, calls.rotary,
             roles={"cos": "constant", "sin": "constant"},
         ),
         "rotary_embedding of a part": _sample(
-            op_named("rotary_embedding"), maths.rotary_of_a_part, maths.rotary_and_rest,
+            op_named("rotary_embedding"), calls.rotary_of_a_part, calls.rotary_and_rest,
             roles={"cos": "constant", "sin": "constant"},
         ),
         "gated_rms_norm": _sample(
@@ -167,36 +167,36 @@ def _samples() -> dict[str, Sample]:
             lambda input, gate, weight, **given: tridal.gated_rms_norm(
                 input, gate, input.shape[-1:], weight, 1e-5, **given
             ),
-            maths.gated_rms_norm,
+            calls.gated_rms_norm,
         ),
         "cross_entropy of probabilities": _sample(entropy, *entropies, roles={"target": "element"}, dim=1),
         "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),
         "linear_cross_entropy": _sample(
-            linear, functools.partial(tridal.linear_cross_entropy, chunk_size=5), maths.linear_loss,
+            linear, functools.partial(tridal.linear_cross_entropy, chunk_size=5), calls.linear_loss,
             roles=layer,
         ),
         "log_probs": _sample(
             op_named("log_probs"),
-            lambda input, target, **given: tridal.log_probs(input, target, **options, **given), maths.log_probs,
+            lambda input, target, **given: tridal.log_probs(input, target, **options, **given), calls.log_probs,
         ),
         "token_log_probs": _sample(
             op_named("token_log_probs"), functools.partial(tridal.token_log_probs, chunk_size=5, **options),
-            maths.token_log_probs, roles=layer | {"ids": "classes"},
+            calls.token_log_probs, roles=layer | {"ids": "classes"},
         ),
     }  # fmt: skip
     for name in ("rms_norm", "layer_norm"):
         modulated = op_named(f"modulated_{name}")
-        found[modulated.name] = _sample(modulated, maths.modulated(name, True), maths.modulated(name, False))
-        op, norms = op_named(name), (maths.norm(name, True), maths.norm(name, False))
+        found[modulated.name] = _sample(modulated, calls.modulated(name, True), calls.modulated(name, False))
+        op, norms = op_named(name), (calls.norm(name, True), calls.norm(name, False))
         found[f"{name} without a weight"] = _sample(op, *norms, "residual", "weight", "bias")
         found[name] = _sample(op, *norms, "residual")
         found[f"{name} with residual"] = _sample(op, *norms)
     rows = {
         "softmax": (softmax, tridal.softmax, torch.softmax),
         "log_softmax": (op_named("log_softmax"), tridal.log_softmax, torch.log_softmax),
-        "logsumexp": (LOGSUMEXP, logsumexp, maths.logsumexp),
-        "skip_norm": (SKIP_NORM, skip_norm, maths.skip_norm),
-        "mean_energy": (MEAN_ENERGY, mean_energy, maths.mean_energy),
+        "logsumexp": (LOGSUMEXP, logsumexp, calls.logsumexp),
+        "skip_norm": (SKIP_NORM, skip_norm, calls.skip_norm),
+        "mean_energy": (MEAN_ENERGY, mean_energy, calls.mean_energy),
         "l2_norm": (L2_NORM, l2_norm, functools.partial(functional.normalize, eps=1e-6)),
     }
     for dim, (name, (op, *functions)) in itertools.product((-1, 0), rows.items()):

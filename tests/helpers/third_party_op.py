@@ -8,7 +8,7 @@ from tridal.ops import Op, RowKernel, RowReduce, Statistic, number, per_element
 
 
 def reference(x: torch.Tensor, reduce: RowReduce, eps: float) -> torch.Tensor:
-    """L2 normalisation: x / sqrt(sum(x * x) + eps)."""
+    """L2 normalization: x / sqrt(sum(x * x) + eps)."""
     return x * (reduce(x * x, "sum") + eps).rsqrt()
 
 

@@ -30,7 +30,7 @@ def write_and_check(self: WrittenKernel, kernel: RowKernel, entry: str, *given: 
 def faults(written: WrittenKernel, kernel: RowKernel) -> list[str]:
     """Returns what is wrong with the text of a kernel."""
     tree, called = ast.parse(written.text), "\n".join(written.helpers.values())
-    known = {"triton", "tl", "maths", *re.findall(r"(?m)^def (\w+)", called)}
+    known = {"triton", "tl", "op_math", *re.findall(r"(?m)^def (\w+)", called)}
     messages = [str(message) for message in Checker(tree, builtins=known).messages]
     statistics = [repr(statistic.name) for statistic in kernel.statistics]  # `writing` keeps those without a use
     found = [message for message in messages if not any(name in message for name in statistics)]

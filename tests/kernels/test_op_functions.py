@@ -58,7 +58,7 @@ def only_deviation(deviation):
 
 
 @triton.jit
-def normalise(deviation, a, part_scale, part_total, total, GUARD: tl.constexpr):
+def normalize(deviation, a, part_scale, part_total, total, GUARD: tl.constexpr):
     return deviation, a, part_scale, part_total, total, GUARD
 
 
@@ -83,7 +83,7 @@ def plain(a):
 
 TOTAL = Statistic("total", "sum", term="element")
 DEVIATION = Statistic("deviation", "sum", term="square", rebase="shift_total")
-NORM = RowKernel("norm", __name__, ("a", "b"), (TOTAL, DEVIATION), ("normalise",), parameters=("eps",), padding=1.0)
+NORM = RowKernel("norm", __name__, ("a", "b"), (TOTAL, DEVIATION), ("normalize",), parameters=("eps",), padding=1.0)
 THIRD = Statistic("third", "max", term="scaled", rebase="shift_third")
 PEELED = KernelConfig("cooperative", 1, 128, programs_per_row=3, peel=True)
 WHOLE_ROW, LOOP = KernelConfig("whole_row", 1, 512), KernelConfig("column_loop", 1, 128)
@@ -92,21 +92,21 @@ UNBASED = "uses total, which differs .*: declare rebase"
 WRITTEN: list[tuple[dict[str, Any], KernelConfig, tuple[str, ...]]] = [
     (
         {}, PEELED, (
-            "maths.square(eps_number, b, total, AXIS=1)", "maths.square(eps_number, b_edge, total, AXIS=0)",
-            "return maths.shift_total(second, part_first, first, part_count)",
-            "maths.normalise(deviation, a, part_scale, part_total, total, GUARD=True)",
+            "op_math.square(eps_number, b, total, AXIS=1)", "op_math.square(eps_number, b_edge, total, AXIS=0)",
+            "return op_math.shift_total(second, part_first, first, part_count)",
+            "op_math.normalize(deviation, a, part_scale, part_total, total, GUARD=True)",
         ),
     ),
-    ({}, WHOLE_ROW, ("maths.normalise(deviation, a, 1.0, total, total, GUARD=False)",)),  # no other program has a part
+    ({}, WHOLE_ROW, ("op_math.normalize(deviation, a, 1.0, total, total, GUARD=False)",)),  # no other part
     (
         {"statistics": (TOTAL, replace(DEVIATION, term="bounded"))}, PEELED,
-        ("maths.bounded(a, total, in_bounds)", "maths.bounded(a_edge, total, in_bounds_edge)"),
+        ("op_math.bounded(a, total, in_bounds)", "op_math.bounded(a_edge, total, in_bounds_edge)"),
     ),
-    ({"column_writes": ("scaled",)}, WHOLE_ROW, ("maths.scaled(a, total)",)),
-    ({"writes": ("rank",)}, PEELED, ("rank_value = maths.rank(a, column)",)),  # also the name of a variable
+    ({"column_writes": ("scaled",)}, WHOLE_ROW, ("op_math.scaled(a, total)",)),
+    ({"writes": ("rank",)}, PEELED, ("rank_value = op_math.rank(a, column)",)),  # also the name of a variable
     (
         {"statistics": (TOTAL, DEVIATION, THIRD)}, LOOP,
-        ("deviation = maths.shift_total(", "third = maths.shift_third(third, part_total, total)"),
+        ("deviation = op_math.shift_total(", "third = op_math.shift_third(third, part_total, total)"),
     ),
     (  # the name of a tensor or a statistic stands for a function
         {
@@ -115,7 +115,7 @@ WRITTEN: list[tuple[dict[str, Any], KernelConfig, tuple[str, ...]]] = [
         }, WHOLE_ROW, (
             "total = tl.sum(tl.where(in_bounds, b, 0.0), 1)", "tl.store(a_at, a, mask=in_bounds)",
             "tl.store(deviation_per_row + row_at + row_index, deviation)",
-            "counted_total = maths.counted_total(total, count)",
+            "counted_total = op_math.counted_total(total, count)",
         ),
     ),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 MEAN = Statistic("mean", "sum", term="element")
 SPREAD = Statistic("spread", "accurate_sum", term="square", rebase="shift_mean")
 KERNEL = RowKernel(
-    name="norm", module="norm", reads=("x",), statistics=(MEAN, SPREAD), writes=("normalise",), parameters=("eps",)
+    name="norm", module="norm", reads=("x",), statistics=(MEAN, SPREAD), writes=("normalize",), parameters=("eps",)
 )
 
 NO_REBASE = "kernel 'norm': the first statistic has no rebase, because its term uses no other statistic"
@@ -51,10 +51,10 @@ def test_passes_count_a_rebased_statistic_and_the_output() -> None:
 def test_an_added_tensor_belongs_to_the_first_output() -> None:
     kernel = replace(KERNEL, added="other", row_writes=("mean",))
     assert kernel.fault() is None
-    assert kernel.pointers == ("normalise_result", "mean_per_row", "x_ptr", "other_ptr")
+    assert kernel.pointers == ("normalize_result", "mean_per_row", "x_ptr", "other_ptr")
     assert kernel.writing("mean").pointers == kernel.writing("mean").bind(other=None).pointers
     assert kernel.writing("mean").added is None
-    assert kernel.bind(other=None).pointers == ("normalise_result", "mean_per_row", "x_ptr")
+    assert kernel.bind(other=None).pointers == ("normalize_result", "mean_per_row", "x_ptr")
 
 
 def test_bind_replaces_tensors_and_parameters_by_constants() -> None:
@@ -62,7 +62,7 @@ def test_bind_replaces_tensors_and_parameters_by_constants() -> None:
     bound = kernel.bind(weight=None, target=None, eps=1e-5, OUT_DTYPE="bfloat16")
     assert (bound.column_reads, bound.row_reads, bound.row_index, bound.parameters) == (("bias",), ("root",), None, ())
     assert bound.constants == (("weight", None), ("target", None), ("eps", 1e-5), ("OUT_DTYPE", "bfloat16"))
-    assert bound.pointers == ("normalise_result", "x_ptr", "root_ptr", "bias_ptr")
+    assert bound.pointers == ("normalize_result", "x_ptr", "root_ptr", "bias_ptr")
     assert bound.fault() is None
     assert bound is kernel.bind(weight=None, target=None, eps=1e-5, OUT_DTYPE="bfloat16")
     assert bound.bind(weight=1).fault() is not None, "a name cannot be bound twice"

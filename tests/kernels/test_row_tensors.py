@@ -25,9 +25,9 @@ from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from tridal.library.norms.kernels import layer_norm as maths  # noqa: E402
+from tridal.library.norms.kernels import layer_norm  # noqa: E402
 
-inverse_deviation, mean, rebase_squares = maths.inverse_deviation, maths.mean, maths.rebase_squares
+inverse_deviation, mean, rebase_squares = layer_norm.inverse_deviation, layer_norm.mean, layer_norm.rebase_squares
 EPS = 1e-5
 PARAMETERS = EPS, 0.5, 2.0
 

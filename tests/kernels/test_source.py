@@ -24,7 +24,7 @@ from tridal.runtime.specialization import KernelCall, Specialization
 triton = pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
-NORMALISED_PTX = runpy.run_path(str(ROOT / "scripts" / "dump_kernels.py"))["normalised_ptx"]
+NORMALIZED_PTX = runpy.run_path(str(ROOT / "scripts" / "dump_kernels.py"))["normalized_ptx"]
 ONE_TILE = [
     ({"rows": 64, "cols": 60}, KernelConfig("whole_row", 4, 64, num_warps=1, exp2_bias=0.0)),
     ({"rows": 64, "cols": 61}, KernelConfig("whole_row", 1, 64, 1, peel=True, exp2_bias=-5.5e-8, persistent=False)),
@@ -57,7 +57,7 @@ def test_a_printed_cooperative_kernel_compiles_to_the_code_of_the_launched_one(
     launched = compiler.compile_kernel(s, SM_90).asm["ptx"]
     kernel = printed(s, tmp_path)
     monkeypatch.setattr(compiler, "entry", lambda *_: kernel)
-    assert NORMALISED_PTX(compiler.compile_kernel.__wrapped__(s, SM_90).asm["ptx"]) == NORMALISED_PTX(launched)
+    assert NORMALIZED_PTX(compiler.compile_kernel.__wrapped__(s, SM_90).asm["ptx"]) == NORMALIZED_PTX(launched)
 
 
 def arguments_of(call: KernelCall, config: KernelConfig) -> dict[str, Any]:

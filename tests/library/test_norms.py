@@ -113,7 +113,7 @@ def test_the_offset_is_added_in_float32(device: torch.device, name: str) -> None
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_the_rounded_sum_is_normalised_and_returned(device: torch.device, name: str) -> None:
+def test_the_rounded_sum_is_normalized_and_returned(device: torch.device, name: str) -> None:
     ours, theirs = both(name)
     x, residual = (torch.randn(5, 300, device=device).half() for _ in range(2))
     y, total = ours(x, (300,), torch.ones(300, device=device).half().requires_grad_(), residual=residual, eps=0.0)

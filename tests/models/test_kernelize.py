@@ -62,7 +62,7 @@ class OwnSoftmax(torch.nn.Softmax):
         return x
 
 
-def quantised() -> torch.nn.Module:
+def quantized() -> torch.nn.Module:
     norm = torch.nn.LayerNorm(8)
     norm.weight = torch.nn.Parameter(torch.ones(8, dtype=torch.int8), requires_grad=False)
     return norm
@@ -77,7 +77,7 @@ def test_report_says_what_was_replaced_and_why_not(device: torch.device) -> None
         ScaledRMSNorm(8): "its forward takes (x, scale), and a norm takes one tensor, or a tensor and a gate",
         OwnSoftmax(-1): "it has its own forward, which is not that of torch.nn.Softmax",
         tridal.nn.RMSNorm(8): "it is a module of tridal",
-        quantised(): "tridal has no norm with parameters of these dtypes: Parameter of torch.float32, Parameter of "
+        quantized(): "tridal has no norm with parameters of these dtypes: Parameter of torch.float32, Parameter of "
         "torch.int8",
         torch.jit.script(torch.nn.LayerNorm(8)): SCRIPT,
         torch.jit.trace(torch.nn.Softmax(-1), torch.ones(2, 4)): SCRIPT,

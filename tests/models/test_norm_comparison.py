@@ -74,12 +74,12 @@ def mean_of(dims: Callable[[Tensor], Any], weight: Callable[[Any, Tensor], Tenso
         (lambda m, x: (x, x), "this form of norm is not supported: the comparison raised TypeError: it returned tuple"),
         (lambda m, x: x[..., :1], NEAREST),
         (lambda m, x: m.weight * x * float("nan"), NEAREST),
-        (mean_of(lambda x: tuple(range(1, x.dim()))), "it does not normalise the last dims of an input of 3 dims"),
+        (mean_of(lambda x: tuple(range(1, x.dim()))), "it does not normalize the last dims of an input of 3 dims"),
         (
             mean_of(lambda x: 1, lambda m, x: m.weight.view(-1, *[1] * (x.dim() - 2))),
             "its forward raised RuntimeError for an input of 3 dims",
         ),
-        (mean_of(lambda x: 1 if x.dim() == 4 else -1), "it does not normalise the last dims of an input of 4 dims"),
+        (mean_of(lambda x: 1 if x.dim() == 4 else -1), "it does not normalize the last dims of an input of 4 dims"),
     ],
     ids=[
         "l2", "other eps", "no gradient", "no gradient of weight", "error", "tuple", "shape", "nan", "all dims",

@@ -85,7 +85,7 @@ def test_a_correct_declaration_has_no_fault(op: Op) -> None:
         # the gradient and saved tensors
         ({"gradient": 3}, "gradient: expected a function made of torch's ops, found 3"),
         ({"gradient": None},
-         "kernel 'weigh_backward' needs the same maths in torch's ops: declare the function `gradient`"),
+         "kernel 'weigh_backward' needs the same math in torch's ops: declare the function `gradient`"),
         ({"kernels": WEIGH.kernels[:1]},
          "gradient: expected a kernel 'weigh_backward', or no gradient: autograd differentiates `reference`"),
         ({"reference": None}, "it has no reference: expected a function made of torch's ops, found None"),

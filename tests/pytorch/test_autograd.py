@@ -1,4 +1,4 @@
-"""Gradients of the ops on every backend: values to any order, and the behaviour of torch's own autograd nodes."""
+"""Gradients of the ops on every backend: values to any order, and the behavior of torch's own autograd nodes."""
 
 from __future__ import annotations
 

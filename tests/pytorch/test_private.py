@@ -41,7 +41,7 @@ def test_right_results_without_each_item(pytestconfig: pytest.Config) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     items = [item for item in dict.fromkeys(private.ITEMS) if item not in ABSENT]
     if not pytestconfig.getoption("--matrix"):
-        children = -(-len(items) // 7)  # neighbours belong to one feature
+        children = -(-len(items) // 7)  # neighbors belong to one feature
         items = [",".join(items[number::children]) for number in range(children)]
     done = subprocess.run(
         [sys.executable, str(script), *items], env=environment, capture_output=True, text=True, timeout=900, check=False

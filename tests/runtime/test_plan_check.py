@@ -41,7 +41,7 @@ def check(
 
 
 def changed(plan: LaunchPlan, **fields: Any) -> LaunchPlan:
-    """Returns the plan with other fields. Fields of the configuration are recognised by their names."""
+    """Returns the plan with other fields. Fields of the configuration are recognized by their names."""
     config = {key: value for key, value in fields.items() if hasattr(plan.config, key)}
     rest = {key: value for key, value in fields.items() if key not in config}
     return replace(plan, config=replace(plan.config, **config), **rest)

@@ -58,11 +58,11 @@ def test_each_element_is_read_and_written_where_torch_stores_it(case: tuple[torc
         ((6, 7), (7, 1), 0, (1, 7, 6), "inner"),
         ((4, 5, 16), (80, 16, 1), 2, (1, 20, 16), "row"),
         ((7, 6), (1, 7), 1, (1, 7, 6), "strided"),
-        ((100, 5, 2), (10, 2, 1), 1, (2, 100, 5), "strided"),  # two neighbouring rows are too few for a tile
+        ((100, 5, 2), (10, 2, 1), 1, (2, 100, 5), "strided"),  # two neighboring rows are too few for a tile
         ((4, 6, 7), (100, 7, 1), 2, (4, 6, 7), "row"),  # a slice
         ((4, 6, 7), (0, 0, 1), 2, (1, 24, 7), "row"),  # expanded
         ((9,), (3,), 0, (1, 1, 9), "strided"),
-        ((9, 1), (1, 1), 1, (1, 9, 1), "inner"),  # rows of one element are neighbours
+        ((9, 1), (1, 1), 1, (1, 9, 1), "inner"),  # rows of one element are neighbors
     ],
 )
 def test_layout_and_sizes_follow_from_shape_and_strides(

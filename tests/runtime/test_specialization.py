@@ -51,7 +51,7 @@ def test_specialization_does_not_depend_on_the_number_of_rows() -> None:
         (kernel_call((64, 1024)), kernel_call((64, 1024), dtypes="float64")),
         (kernel_call((64, 1024)), kernel_call((64, 1024), kernel=LOG_SOFTMAX.forward)),
         (kernel_call((64, 1024), 1), kernel_call((1024, 64), 0)),
-        (kernel_call((8, 4, 32), 1), kernel_call((8, 4, 33), 1)),  # neighbouring rows end at a vector boundary or not
+        (kernel_call((8, 4, 32), 1), kernel_call((8, 4, 33), 1)),  # neighboring rows end at a vector boundary or not
         (kernel_call((64, 1024)), kernel_call((2, 1024), strides=(1 << 31, 1))),
     ],
 )

@@ -65,7 +65,7 @@ def test_built_in_ops_pass() -> None:
     results = testing.check_declarations([op.name for op in library.OPS])
     assert [result.name for result in results if not result.passed] == []
     names = [result.name for result in results]
-    assert "layer_norm declaration maths in torch.float64 without residual, weight, bias" in names
+    assert "layer_norm declaration math in torch.float64 without residual, weight, bias" in names
     assert {name.split()[0] for name in names} == {op.name for op in library.OPS if op.arguments[0].role == "element"}
 
 
@@ -110,8 +110,8 @@ SHAPE = r"of shape \(3, 7\)"
     ],
     ids=["dtype", "shape", "none", "constant", "gradient shape", "argument", "saves", "gradient"],
 )  # fmt: skip
-def test_fault_of_the_maths_is_found(check: Check, changes: dict[str, Any], message: str) -> None:
-    found = check(changes)["maths in torch.float64"]
+def test_fault_of_the_math_is_found(check: Check, changes: dict[str, Any], message: str) -> None:
+    found = check(changes)["math in torch.float64"]
     assert found is not None
     assert re.search(message, found), found
 

@@ -84,9 +84,9 @@ def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
         yield from _names(child)
 
 
-MATHS = SimpleNamespace(square=lambda x: x * x, first=lambda total: total, second=lambda squares: squares)
+OP_MATH = SimpleNamespace(square=lambda x: x * x, first=lambda total: total, second=lambda squares: squares)
 """The functions of an op with two statistics, each of which is also an output."""
-MATHS.square.arg_names, MATHS.first.arg_names, MATHS.second.arg_names = ["x"], ["total"], ["squares"]
+OP_MATH.square.arg_names, OP_MATH.first.arg_names, OP_MATH.second.arg_names = ["x"], ["total"], ["squares"]
 
 
 @functools.cache
@@ -108,9 +108,9 @@ def _written(constants: tuple[tuple[str, Any], ...], arguments: tuple[str, ...])
     from tridal.kernels.row_kernel import RowKernel, Statistic
     from tridal.kernels.written import WrittenKernel
 
-    sys.modules["exchange_model.maths"] = MATHS  # type: ignore[assignment]
+    sys.modules["exchange_model.op_math"] = OP_MATH  # type: ignore[assignment]
     statistics = Statistic("total", "sum", "x"), Statistic("squares", "sum", "square")
-    op = RowKernel("model", "exchange_model.maths", ("x",), statistics, ("first", "second"), neutral_padding=True)
+    op = RowKernel("model", "exchange_model.op_math", ("x",), statistics, ("first", "second"), neutral_padding=True)
     written = WrittenKernel(op, "whole_row", arguments, dict(constants))
     return {**written.helpers, "whole_row": written.text}
 
@@ -142,7 +142,7 @@ def kernel(
     `block` is the number of slots that a program reads at once. `constants` are those of the kernel, and `arguments`
     the names of its run-time arguments.
     """
-    names: dict[str, Any] = {**constants, "FIRST": "sum", "SECOND": "sum", "COUNTS": False, "maths": MATHS}
+    names: dict[str, Any] = {**constants, "FIRST": "sum", "SECOND": "sum", "COUNTS": False, "op_math": OP_MATH}
     given, exchange = (tuple(constants.items()), arguments), names
     for part in _written(*given):
         names = {**names, "tl": language(part == "whole_row")}

@@ -66,7 +66,7 @@ class Launcher:
         """Executes all programs of the grid.
 
         Raises:
-            RuntimeError: the launch would fail on an NPU, or its behaviour would be undefined.
+            RuntimeError: the launch would fail on an NPU, or its behavior would be undefined.
         """
         kernel, owner = _loaded[function]
         current = device.current_device()

@@ -15,7 +15,7 @@ void begin_program(void) {
     used = 0;
 }
 
-/* Returns a tile that is filled with NaN, because an NPU's buffer is not initialised either. */
+/* Returns a tile that is filled with NaN, because an NPU's buffer is not initialized either. */
 void *_mlir_memref_to_llvm_alloc(size_t bytes) {
     if (arena == NULL) {
         arena = mmap(NULL, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -35,7 +35,7 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Timing:
-        """Summarises the times of at least one call."""
+        """Summarizes the times of at least one call."""
         if len(times) == 1:
             return cls(times[0], times[0], times[0])
         low, *_, high = statistics.quantiles(times, n=5, method="inclusive")

@@ -171,7 +171,7 @@ class Problem:
 
     The tensor is `outer` blocks of `inner` rows, and each row has `cols` elements. An op over the last dimension of a
     contiguous tensor has `outer == 1`. For an op over an inner dimension, `outer` counts the dimensions before it and
-    `inner` those after it; neighbouring rows are then neighbours in memory.
+    `inner` those after it; neighboring rows are then neighbors in memory.
 
     A backend sees rounded numbers: `outer` and `inner` are the largest of their buckets, see `round_rows`. `inner` is
     exact in the layout "inner", where it is also the stride between columns. A plan serves all numbers of a bucket.
@@ -218,7 +218,7 @@ class Problem:
         return self.outer * self.inner
 
     def tiles(self, rows: int) -> int:
-        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks."""
+        """Number of tiles of `rows` neighboring rows. A tile does not extend over two blocks."""
         if rows < 1:
             raise PlanError(f"rows = {rows!r}: a tile has at least one row")
         return self.outer * -(-self.inner // rows)

@@ -1,1 +1,1 @@
-"""Triton code only: the schedules, the exchange between programs, and one file of maths per op."""
+"""Triton code only: the schedules, the exchange between programs, and one file of math per op."""

@@ -18,7 +18,7 @@ def column_loop(w: Writer) -> None:
     """Writes the kernel."""
     p, k = w.plan, w.kernel
     # The maximum changes from block to block, so terms have no common factor.
-    p.flags = {"UNNORMALISED": False, "GUARD": p.zero_masked_rows, "REFINE": p.cols >= 128}
+    p.flags = {"UNNORMALIZED": False, "GUARD": p.zero_masked_rows, "REFINE": p.cols >= 128}
     p.flags_of["term"] = {"GUARD": True}  # all elements of a block of columns may be -inf
     p.flags_of["rebase"] = {"EXP2_BIAS": None}  # the device's exp is fast enough for one number per row
     with w("for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):"):

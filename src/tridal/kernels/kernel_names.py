@@ -9,7 +9,7 @@ from collections import Counter
 from tridal.kernels.row_kernel import RowKernel
 
 RESERVED = frozenset({
-    "count", "part_count", "column", "in_bounds", "picked", "part_scale", "AXIS", "EXP2_BIAS", "REFINE", "UNNORMALISED",
+    "count", "part_count", "column", "in_bounds", "picked", "part_scale", "AXIS", "EXP2_BIAS", "REFINE", "UNNORMALIZED",
     "GUARD", "ZERO_MASKED_ROWS",
 })  # fmt: skip
 """The parameters of functions that have a meaning in every kernel, see `tridal.kernels.op_functions`."""
@@ -19,7 +19,7 @@ SCHEDULE_NAMES = frozenset({
     "counted", "edge", "edge_count", "end", "flat", "float", "group", "groups", "has_edge", "head", "head_edge",
     "heads", "in_bounds_chunk", "in_bounds_edge", "in_col", "in_inner", "in_jump", "in_outer", "in_row", "inner",
     "is_column", "is_later_tile", "iteration", "last", "narrow_index", "mask", "mask_at", "mask_batch", "mask_col",
-    "mask_head", "mask_query", "maths", "merge_lanes", "minor_blocks", "misalignment", "next_claim", "out_col",
+    "mask_head", "mask_query", "merge_lanes", "minor_blocks", "misalignment", "next_claim", "op_math", "out_col",
     "out_inner", "out_jump", "out_outer", "out_row", "outer", "picked_at", "picked_column", "publish", "queries",
     "query", "rank", "read_claim", "rebase_statistic", "reduce_lanes", "release_group", "row", "row_at",
     "row_in_bounds", "row_index", "row_inner", "row_number", "row_outer", "rows", "rows_edge", "scale", "score_mask",

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def split_lanes(x):
-    """Returns a tile [1, columns] as [LANES, columns // LANES]: vectors of neighbours go to each lane in turn.
+    """Returns a tile [1, columns] as [LANES, columns // LANES]: vectors of neighbors go to each lane in turn.
 
     If a program has LANES threads, a row of the result has the elements that one thread loaded.
     """
@@ -19,7 +19,7 @@ def reduce_lanes(x, HOW: tl.constexpr):
     """Reduces each lane of a tile [LANES, elements].
 
     A lane's vectors are reduced first, and then their results. Triton 3.7 reduces both at once incorrectly if the
-    threads of a lane are not neighbours.
+    threads of a lane are not neighbors.
     """
     vectors = tl.reshape(x, [x.shape[0], x.shape[1] // VECTOR, VECTOR])
     return tl.max(tl.max(vectors, 2), 1) if HOW == "max" else tl.sum(tl.sum(vectors, 2), 1)

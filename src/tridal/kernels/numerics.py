@@ -28,13 +28,13 @@ def exp(x, EXP2_BIAS: tl.constexpr):
 
 
 @triton.jit
-def exp_sub(x, shift, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr):
-    """Returns exp(x - shift) for one shift per row. With UNNORMALISED, each row may be multiplied by a constant.
+def exp_sub(x, shift, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALIZED: tl.constexpr):
+    """Returns exp(x - shift) for one shift per row. With UNNORMALIZED, each row may be multiplied by a constant.
 
-    UNNORMALISED saves the subtraction. The rounding of shift * log2(e) then multiplies the whole row by one constant,
+    UNNORMALIZED saves the subtraction. The rounding of shift * log2(e) then multiplies the whole row by one constant,
     which could overflow for shifts beyond 2^30. There, log2(e) is omitted: all smaller x give nearly 0 anyway.
     """
-    if (EXP2_BIAS is not None and EXP2_BIAS == 0) and UNNORMALISED:
+    if (EXP2_BIAS is not None and EXP2_BIAS == 0) and UNNORMALIZED:
         log2e_scale = tl.where(tl.abs(shift) < 1073741824.0, 1.44269504, 1.0)
         e = tl.exp2(tl.fma(x, tl.expand_dims(log2e_scale, AXIS), tl.expand_dims(-shift * log2e_scale, AXIS)))
     else:

@@ -23,7 +23,7 @@ term and for an output with a number per element, one of `reads`; for an output 
 - the name of the function `row_value`, in `writes`, `row_writes` and `column_writes`: its result;
 - `AXIS`: the axis of a tile along which a row runs, to expand a number per row: `tl.expand_dims(row_max, AXIS)`;
 - `EXP2_BIAS`, `REFINE`: see `tridal.kernels.numerics`;
-- `UNNORMALISED`: whether terms may be multiplied by one constant per row;
+- `UNNORMALIZED`: whether terms may be multiplied by one constant per row;
 - `GUARD`: whether all elements of a part of a row may be -inf;
 - `ZERO_MASKED_ROWS`: whether a row of -inf gives zeros instead of NaN.
 """
@@ -85,7 +85,7 @@ def parameters_of(kernel: RowKernel, function: OpFunction) -> set[str]:
     element = [*kernel.reads, *kernel.column_reads, *kernel.row_reads, "column", "AXIS", "EXP2_BIAS"]
     of_row = [*kernel.row_reads, *index, *picked, *statistics, "count"]
     if role == "term":
-        later = [*first, "count", "in_bounds", "UNNORMALISED", "GUARD"] if function.statistic else []
+        later = [*first, "count", "in_bounds", "UNNORMALIZED", "GUARD"] if function.statistic else []
         known = [*element, *later]
     elif role == "rebase":
         known = [*statistics[: function.statistic + 1], *parts, "count", "part_count", "EXP2_BIAS"]
@@ -94,13 +94,13 @@ def parameters_of(kernel: RowKernel, function: OpFunction) -> set[str]:
     elif role == "row_writes":
         known = [*of_row, *value]
     else:
-        known = [*element, *index, *statistics, *value, *parts, "UNNORMALISED", "GUARD"]
+        known = [*element, *index, *statistics, *value, *parts, "UNNORMALIZED", "GUARD"]
         known += ["count", "part_scale", "REFINE", "ZERO_MASKED_ROWS"]
     constants = [name for name, _ in kernel.constants]
     return {*known, *kernel.parameters, *constants, *(f"picked_{name}" for name in constants)}
 
 
-def maths_of(kernel: RowKernel) -> ModuleType:
+def op_math_of(kernel: RowKernel) -> ModuleType:
     """Returns the module of a kernel's Triton functions.
 
     Raises:
@@ -126,7 +126,7 @@ def _triton_function(kernel: RowKernel, function: OpFunction) -> Any:
         PluginError: there is neither, the function has an unknown parameter, or Triton cannot hash it.
     """
     role, name = function.role, function.name
-    found: Any = getattr(maths_of(kernel), name, None)
+    found: Any = getattr(op_math_of(kernel), name, None)
     known = parameters_of(kernel, function)
     if hasattr(found, "arg_names"):
         if (fault := describe_unhashable((found,))) is not None:

@@ -50,7 +50,7 @@ class TextPlan:
         kernel: the declaration.
         arguments: the run-time arguments of the kernel. The other ones are constants.
         literals: what CAPITALS in a block stand for.
-        flags: constants that the schedule sets for the functions of the op: UNNORMALISED, GUARD, REFINE.
+        flags: constants that the schedule sets for the functions of the op: UNNORMALIZED, GUARD, REFINE.
         flags_of: other values of constants for the functions of a role, such as "term".
         rank: the name of the variable with a program's index in its row, or "" if a row has one program.
         loops: whether programs loop over blocks of the columns of a row.
@@ -135,7 +135,7 @@ class TextPlan:
         if function is None:
             return values.get(name, name)
         passed = [(argument, values.get(argument, argument)) for argument in function.arg_names]
-        return f"maths.{name}({', '.join(f'{n}={v}' if n.isupper() else v for n, v in passed)})"
+        return f"op_math.{name}({', '.join(f'{n}={v}' if n.isupper() else v for n, v in passed)})"
 
     def used(self, *roles: str, statistics: Iterable[Statistic] = ()) -> set[str]:
         """Returns the names that functions declare: those of these roles, and the terms of these statistics."""

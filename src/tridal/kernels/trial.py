@@ -12,7 +12,7 @@ def trial(w: Writer) -> None:
     """
     p, k = w.plan, w.kernel
     whole = p.axis == 1 and not p.constants["PARTS"]
-    p.flags = {"UNNORMALISED": whole, "REFINE": whole, "GUARD": not whole}
+    p.flags = {"UNNORMALIZED": whole, "REFINE": whole, "GUARD": not whole}
     p.exchange, p.arguments = True, frozenset(f"{name}_number" for name in k.parameters)
     statistics, first = [statistic.name for statistic in k.statistics], [s.name for s in k.statistics[:1]]
     part_first = [f"part_{name}" for name in first]

@@ -31,7 +31,7 @@ def whole_row(w: Writer) -> None:
     p, k = w.plan, w.kernel
     may_be_empty = p.exchange or p.zero_masked_rows  # all elements of a part of a row may be -inf
     p.flags = {"GUARD": may_be_empty, "REFINE": p.cols >= 128}
-    p.flags["UNNORMALISED"] = p.programs_per_row == 1 and p.axis == 1  # axis 0 would take two registers per row
+    p.flags["UNNORMALIZED"] = p.programs_per_row == 1 and p.axis == 1  # axis 0 would take two registers per row
     offset = times("rank", str(p.cols)) if p.rank else ""
     programs(w)
     if loads_columns_once(p):  # all tiles of a program have the same columns

@@ -1,4 +1,4 @@
-"""The bundled ops: each folder has the maths, the declarations, the functions and the modules of a family of ops."""
+"""The bundled ops: each folder has the math, the declarations, the functions and the modules of a family of ops."""
 
 from tridal.library.gated_norm.gated_rms_norm import GATED_RMS_NORM
 from tridal.library.glu.glu import GEGLU, SWIGLU

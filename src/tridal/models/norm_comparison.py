@@ -174,7 +174,7 @@ def _check_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> No
                 continue  # the module refuses such inputs
             raise Different(f"its forward raised {type(raised).__name__} for an input of {dims} dims") from None
         if not error(y, expected, len(shape)) <= tolerance_of(torch.float32):
-            raise Different(f"it does not normalise the last dims of an input of {dims} dims")
+            raise Different(f"it does not normalize the last dims of an input of {dims} dims")
 
 
 def _casting(sample: _Sample, form: NormForm, expected: Sequence[Any]) -> Casting | str:

@@ -39,7 +39,7 @@ class NormForm(Form):
     """The name of the parameter, or None for a norm without a weight."""
     bias: str | None
     shape: tuple[int, ...]
-    """The normalised sizes. (0,) is the last dim, of any size."""
+    """The normalized sizes. (0,) is the last dim, of any size."""
     eps: float | None
     """None is the eps of the dtype of statistics."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -94,9 +94,9 @@ class NormForm(Form):
         with private.without_autocast(inputs[0].device.type):
             x, weight, bias, eps = self._tensors(module, inputs[0], _parameter(module, self.weight), widens, adds)
             tensors = {"input": x, "weight": weight, "bias": bias, **dict(zip(["gate"], inputs[1:], strict=False))}
-            return self._maths(tensors, {"eps": eps, "casting": casting, **({} if adds else self.options)})
+            return self._math(tensors, {"eps": eps, "casting": casting, **({} if adds else self.options)})
 
-    def _maths(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
+    def _math(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
         op, given = OPS[self.op], {"dims": len(self.shape), "weight_offset": 0.0, **tensors, **options}
         result = row_math.compute(op, *(given.get(a.name, a.default) for a in op.signature.arguments))[0]
         assert result is not None
@@ -156,11 +156,11 @@ class GatedNormForm(NormForm):
         y = super().reference(module, *inputs, widens=widens, **options)
         return y.to(inputs[0].dtype) if widens and self.groups > 1 else y
 
-    def _maths(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
+    def _math(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
         if self.groups == 1:
-            return super()._maths(tensors, options)
+            return super()._math(tensors, options)
         split = {name: self._split(tensors[name]) for name in ("input", "gate")}
-        y: Tensor = tensors["weight"] * super()._maths({**split, "weight": None}, options).flatten(-2)
+        y: Tensor = tensors["weight"] * super()._math({**split, "weight": None}, options).flatten(-2)
         return y
 
     def _split(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The declaration of an op: its arguments and results, its kernels, and its maths in torch's ops."""
+"""The declaration of an op: its arguments and results, its kernels, and its math in torch's ops."""
 
 from __future__ import annotations
 

@@ -72,13 +72,13 @@ def faults(op: Any) -> Iterator[str]:
 
 def _function_faults(op: Any) -> Iterator[str]:
     """Yields which functions of the declaration cannot be called with what they get."""
-    maths = [("reference", op.reference, op.signature)]
+    functions = [("reference", op.reference, op.signature)]
     if op.gradient is not None:
-        maths.append(("gradient", op.gradient, op.gradient_signature))
+        functions.append(("gradient", op.gradient, op.gradient_signature))
         names = op.gradient_signature.names
         if len({*names}) < len(names) or not all(map(str.isidentifier, names)):
             yield f"gradient: expected other names for saved tensors and gradients of results, found {', '.join(names)}"
-    calls = [(name, function, [*s.function_tensors, "reduce"], s.function_numbers) for name, function, s in maths]
+    calls = [(name, function, [*s.function_tensors, "reduce"], s.function_numbers) for name, function, s in functions]
     calls += [(name, getattr(op, name), ["call", "named"], []) for name in ("steps", "gradient_steps")]
     calls += [("constants", op.constants, ["named"], []), ("unsupported", op.unsupported, ["named", "dtypes"], [])]
     for name, function, given, numbers in calls:
@@ -104,7 +104,7 @@ def _kernels_faults(op: Any) -> Iterator[str]:
         yield f"its kernels are called {found or 'nothing'}: expected {op.name!r}, and {f'{op.name}_backward'!r} if any"
         return
     if op.gradient is None and len(op.kernels) == 2:
-        yield f"kernel {names[1]!r} needs the same maths in torch's ops: declare the function `gradient`"
+        yield f"kernel {names[1]!r} needs the same math in torch's ops: declare the function `gradient`"
         return
     if op.gradient is not None and len(op.kernels) == 1:
         kernel = f"{op.name}_backward"

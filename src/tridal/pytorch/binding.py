@@ -124,7 +124,7 @@ def computes_elements_alone(kernel: RowKernel) -> bool:
 
 
 def merges_rows(kernel: RowKernel, cols: int) -> bool:
-    """Returns whether rows of this length are merged with their neighbours, if these are `ALIGNMENT` contiguous rows.
+    """Returns whether rows of this length are merged with their neighbors, if these are `ALIGNMENT` contiguous rows.
 
     Then the heads of rows need not be aligned. Only elements that are computed alone may be in the row of another one.
     """

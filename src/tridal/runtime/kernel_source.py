@@ -1,7 +1,7 @@
 """Loads a written kernel, for Triton's compiler or its interpreter.
 
 The text and the files with functions that it calls are executed in one scope, with their constants. The functions of
-the op are those of its module, `maths`.
+the op are those of its module, `op_math`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import CodeType
 from typing import Any
 
 import tridal.kernels
-from tridal.kernels.op_functions import maths_of, triton_functions
+from tridal.kernels.op_functions import op_math_of, triton_functions
 from tridal.kernels.row_kernel import RowKernel
 from tridal.kernels.written import WrittenKernel
 from tridal.runtime.interpreter_mode import load_interpreted
@@ -27,7 +27,7 @@ def load(kernel: RowKernel, entry: str, written: WrittenKernel, interpret: bool)
     import triton.language as tl
 
     files, constants = _files(kernel, written), written.constants
-    scope = {"triton": triton, "tl": tl, "maths": maths_of(kernel), "__name__": "tridal.kernels.written_kernel"}
+    scope = {"triton": triton, "tl": tl, "op_math": op_math_of(kernel), "__name__": "tridal.kernels.written_kernel"}
     if interpret:
         scope = {**constants, **scope}
         for path, text in files.items():

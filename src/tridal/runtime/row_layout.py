@@ -44,7 +44,7 @@ class RowLayout:
     not have such strides."""
 
     def merged(self, rows: int) -> RowLayout:
-        """Takes `rows` neighbouring rows as one row, if they are neighbours.
+        """Takes `rows` neighboring rows as one row, if they are neighbors.
 
         The result has several rows, because a launch for one row serves no other number of rows. All its rows are
         aligned if the first one is and `rows` is a multiple of the elements of a vector. There are no tensors with a
@@ -157,7 +157,7 @@ def group_strides(
 def coalesce_dims(
     shape: Sequence[int], *strides: Sequence[int], without: int, separate: int | None = None
 ) -> list[tuple[int, ...]]:
-    """Merges neighbouring dims if each tensor needs only one stride for the merged dim. `strides` has one per tensor.
+    """Merges neighboring dims if each tensor needs only one stride for the merged dim. `strides` has one per tensor.
 
     Dims of size one and the dim `without` are dropped. The dim `separate` is kept, and not merged with the one before.
     Returns (size, stride of each tensor, ...) of each merged dim, outermost first.
@@ -206,7 +206,7 @@ def row_layout(
 
 def _split_layout(shape: Sequence[int], groups: Sequence[Sequence[int]], dim: int, few_rows: int) -> RowLayout | None:
     """Looks for a layout whose blocks have two strides, with a contiguous or a dense dim."""
-    order = sorted(range(len(shape)), key=lambda axis: -groups[0][axis])  # neighbours in memory can be merged
+    order = sorted(range(len(shape)), key=lambda axis: -groups[0][axis])  # neighbors in memory can be merged
     sizes, *ordered = ([of[axis] for axis in order] for of in (shape, *groups))
     levels = coalesce_dims(sizes, *ordered, without=order.index(dim))
     if len(levels) > 3:

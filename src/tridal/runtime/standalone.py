@@ -21,7 +21,7 @@ from tridal.kernels.text_plan import literal
 from tridal.kernels.written import WrittenKernel
 
 _IMPORTS = ("import triton", "import triton.language as tl")
-_MATHS = 'maths = types.ModuleType("maths")  # the functions of the op, which follow the kernel'
+_OP_MATH = 'op_math = types.ModuleType("op_math")  # the functions of the op, which follow the kernel'
 
 
 def standalone(kernel: RowKernel, written: WrittenKernel) -> str:
@@ -37,19 +37,19 @@ def standalone(kernel: RowKernel, written: WrittenKernel) -> str:
         for name, value in _globals_of(python, source):
             new_names[name] = new = names.of(name, value)
             if python.__module__ == kernel.module and name == python.__name__:
-                text = _renamed(text, {f"maths.{name}": f"maths.{new}"})
+                text = _renamed(text, {f"op_math.{name}": f"op_math.{new}"})
             line = _definition(new, value)
             if line is not None and line not in imports and line not in section:
                 (imports if line.startswith(("import ", "from ")) else section).insert(0, line)
         section.append(_renamed(source, new_names))
-    uses_maths = "maths." in text
-    parts = ["\n".join(["import types\n", *imports, "", _MATHS] if uses_maths else imports), text.rstrip()]
+    uses_op_math = "op_math." in text
+    parts = ["\n".join(["import types\n", *imports, "", _OP_MATH] if uses_op_math else imports), text.rstrip()]
     for module, sources in sections.items():
         parts.append("\n\n\n".join([f"# Functions of {module}.", *sources]))
     constants = [f"{name} = tl.constexpr({literal(value)})" for name, value in written.constants.items()]
     parts += ["\n".join(["# The plan, for the functions of tridal.kernels below.", *constants])] * bool(constants)
     parts += [f"# Functions of tridal.kernels.{name}.\n\n\n{source}" for name, source in helpers.items()]
-    parts += ["vars(maths).update(globals())"] * uses_maths
+    parts += ["vars(op_math).update(globals())"] * uses_op_math
     return "\n\n\n".join(parts) + "\n"
 
 
@@ -59,7 +59,7 @@ class _Names:
     def __init__(self, texts: list[str], constants: Iterable[str]) -> None:
         """`texts` have the functions that keep their names."""
         own = re.findall(r"(?m)^(?:def )?(\w+)(?:\(| = )", "\n".join(texts))
-        self._taken = {"triton", "tl", "maths", "types", *constants, *own}
+        self._taken = {"triton", "tl", "op_math", "types", *constants, *own}
         self._given: list[tuple[Any, str]] = []
 
     def of(self, name: str, value: Any) -> str:
@@ -77,7 +77,7 @@ class _Names:
 
 def _called(kernel: RowKernel, text: str) -> list[Any]:
     """Finds the functions of the op that a kernel calls."""
-    return [function for function in triton_functions(kernel) if f"maths.{function.__name__}(" in text]
+    return [function for function in triton_functions(kernel) if f"op_math.{function.__name__}(" in text]
 
 
 def _needed(text: str, helpers: Mapping[str, str]) -> dict[str, str]:

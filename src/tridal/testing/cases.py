@@ -115,7 +115,7 @@ class OpCases:
             are absent in the case: on the CPU, with numbers in float64, or indices.
         is_defined: is_defined(case) tells whether the op is defined for a case of the suite.
         options: arguments of the function that the registered op does not have.
-        formulas: operations of torch in the op's maths, by name, in smaller operations whose results kernels round.
+        formulas: operations of torch in the op's math, by name, in smaller operations whose results kernels round.
     """
 
     tensors: Callable[[Case], Mapping[str, torch.Tensor]] = lambda case: {}

@@ -1,4 +1,4 @@
-"""Checks the declarations of ops, in seconds: the maths in torch's ops, and the Triton functions."""
+"""Checks the declarations of ops, in seconds: the math in torch's ops, and the Triton functions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _checks(op: Op) -> Iterator[Check]:
     optional = optional_tensors(op)
     for dtype, absent in product((torch.float32, torch.float64), ((), optional) if optional else ((),)):
         without = f" without {', '.join(absent)}" if absent else ""
-        yield f"maths in {dtype}{without}", functools.partial(_maths_fault, op, dtype, absent)
+        yield f"math in {dtype}{without}", functools.partial(_math_fault, op, dtype, absent)
     for number in op.arguments:
         if number.type in ("float", "int", "str") and number.name != "dims":
             yield f"range of {number.name}", functools.partial(_range_fault, number)
@@ -101,7 +101,7 @@ def _range_fault(number: Argument) -> str | None:
     return f"only the default {number.default!r} of {number.name!r} would be tested: declare its range as {wanted}"
 
 
-def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | None:
+def _math_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | None:
     """Why the reference or the gradient is wrong, or None."""
     case = Case(op.name, "backward", (3, 7), dtype=dtype_name(dtype), absent=absent)
     tensors = make_tensors(case, op, torch.device("cpu"))

@@ -15,7 +15,7 @@ to first order:
 times smaller than the error of a sum in bfloat16. `tests/testing/test_tolerance.py` shows which faults the bounds find.
 
 An op of one tensor can define its own bounds (`Op.bounds`). `derived_bounds` are the bounds of all other ops. They
-simulate roundings: in a few trials, each operation of the op's maths in float64 changes its result by a random relative
+simulate roundings: in a few trials, each operation of the op's math in float64 changes its result by a random relative
 amount of at most one unit roundoff. The largest change of a row's results, times a factor, is the bound. A sum
 of elements one after the other also loses small terms (`roundings.in_order`).
 """

@@ -1,4 +1,4 @@
-"""RMSNorm with a gate: its kernels, its maths in torch's ops, and its gradient.
+"""RMSNorm with a gate: its kernels, its math in torch's ops, and its gradient.
 
 The result is n * weight * activation(gate), where n is the normalized input. With `gate_first`, n is the normalized
 input * activation(gate), and the result n * weight. So the two differ in the mean of squares, and in what the casting

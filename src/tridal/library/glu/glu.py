@@ -1,4 +1,4 @@
-"""swiglu and geglu: their kernels, their maths in torch's ops, and their gradients.
+"""swiglu and geglu: their kernels, their math in torch's ops, and their gradients.
 
 The gate and the tensor that its activation is multiplied with are `input` and `up`. Without `up`, they are the two
 columns of each row of `input`.
@@ -73,7 +73,7 @@ def _dtype_of(name: str) -> Callable[[Named], torch.dtype]:
 
 
 class _Glu:
-    """The maths and the steps of a gated linear unit. `activation` returns the name of its activation in a call."""
+    """The math and the steps of a gated linear unit. `activation` returns the name of its activation in a call."""
 
     def __init__(self, name: str, activation: Callable[[Named], str], *numbers: Argument) -> None:
         self.activation = activation

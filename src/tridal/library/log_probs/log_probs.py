@@ -1,4 +1,4 @@
-"""Log-probabilities of target classes, and entropies: their declaration, their maths in torch's ops, and their steps.
+"""Log-probabilities of target classes, and entropies: their declaration, their math in torch's ops, and their steps.
 
 Classes are the last dim of the logits. Scores are the logits, capped by `softcap` and then divided by `temperature`.
 """

@@ -1,4 +1,4 @@
-"""Log-probabilities of the logits of a linear layer in chunks: their declaration, their maths, and their steps.
+"""Log-probabilities of the logits of a linear layer in chunks: their declaration, their math, and their steps.
 
 The op's tensors are input (N, H), linear_weight (C, H), and a target for each row (N). The backward computes the logits
 of each chunk again.

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer: its declaration, its maths in torch's ops, and its steps.
+"""Cross-entropy of a linear layer: its declaration, its math in torch's ops, and its steps.
 
 The op's tensors are input (N, H), linear_weight (C, d1, ..., H), and targets of the logits (N, C, d1, ...). The forward
 computes the gradients, too, except those of a loss for each row.

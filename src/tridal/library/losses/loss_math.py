@@ -1,4 +1,4 @@
-"""The maths of cross-entropy in torch's ops: the loss of each row, its reduction, and the gradient of the logits.
+"""The math of cross-entropy in torch's ops: the loss of each row, its reduction, and the gradient of the logits.
 
 Tensors of `reference` and `gradient` can be broadcast to the logits, as those of `Op.reference`. Ranks that have shards
 of the rows exchange only reductions.

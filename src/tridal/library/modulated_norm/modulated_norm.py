@@ -1,4 +1,4 @@
-"""Modulated norms, norm(input) * (1 + scale) + shift: their kernels, their maths in torch's ops, and their gradients.
+"""Modulated norms, norm(input) * (1 + scale) + shift: their kernels, their math in torch's ops, and their gradients.
 
 The scale, which is called `scaling` here, and the shift have a number per element. Those of a batch are expanded with
 strides of zero before the op, so torch sums their gradients over the tokens.
@@ -72,7 +72,7 @@ def _constants(named: Named) -> Mapping[str, Any]:
     return {"SUM_DTYPE": str(named["input"].dtype).removeprefix("torch.")}
 
 
-def _op(norm: Op, kernels: tuple[RowKernel, RowKernel], columns: tuple[str, ...], **maths: Any) -> Op:
+def _op(norm: Op, kernels: tuple[RowKernel, RowKernel], columns: tuple[str, ...], **functions: Any) -> Op:
     """Returns the op of a modulated norm. `columns` are the names of the tensors of the norm with a number per column.
 
     The norm has no residual.
@@ -100,7 +100,7 @@ def _op(norm: Op, kernels: tuple[RowKernel, RowKernel], columns: tuple[str, ...]
         constants=lambda named: _constants(named) if "input" in named else {},
         unsupported=unsupported,
         benchmark=f"tridal.library.modulated_norm.benchmark:{name.upper()}",
-        **maths,
+        **functions,
     )  # fmt: skip
 
 

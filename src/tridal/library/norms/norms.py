@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm: their kernels, their maths in torch's ops, and their gradients."""
+"""RMSNorm and LayerNorm: their kernels, their math in torch's ops, and their gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary embedding of query and key: its kernels, its maths in torch's ops, and its steps: a launch for each tensor.
+"""Rotary embedding of query and key: its kernels, its math in torch's ops, and its steps: a launch for each tensor.
 
 The kernels read the pairs of elements that are rotated as two views: halves, or even and odd elements. The gradient is
 the rotation by -sin. Elements that are not rotated are copied by a launch of their own.

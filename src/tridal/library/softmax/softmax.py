@@ -1,4 +1,4 @@
-"""softmax and log_softmax: their kernels, their maths in torch's ops, and their gradients."""
+"""softmax and log_softmax: their kernels, their math in torch's ops, and their gradients."""
 
 from __future__ import annotations
 

@@ -113,16 +113,16 @@ _WHOLE: Placement = Replicate()
 
 def _rule(registered: Registered) -> Any:
     """Returns the rule of a registered op."""
-    maths: Callable[..., Results] = row_math.compute
+    in_torch: Callable[..., Results] = row_math.compute
     if registered.name != registered.op:
-        maths = row_math.compute_gradient
+        in_torch = row_math.compute_gradient
 
     def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         op, arguments = registered.newest(args)
         check_arguments(arguments)
         signature, args, main, rows = arguments.signature, arguments.values, arguments.main, arguments.rows
         if signature is op.signature and modification_of(op, arguments.named) is not None:
-            return maths(op, *args, unmodified=overload(op.name))[0]
+            return in_torch(op, *args, unmodified=overload(op.name))[0]
         for index in signature.tensors:
             if args[index] is not None and not isinstance(args[index], DTensor):
                 given = type(args[index]).__name__, "distribute all tensors"
@@ -146,7 +146,7 @@ def _rule(registered: Registered) -> Any:
         if placements.axes or (placements.row_axes and "number" in (*roles, *results)):
             if RECORDERS:
                 record_torch(signature.name, local[signature.main], "the rows are sharded over ranks")
-            found = maths(op, *local, reduce=ShardedReduce(main, rows, placements))
+            found = in_torch(op, *local, reduce=ShardedReduce(main, rows, placements))
         else:
             found = overload(signature.name)(*local)
         found = (found,) if isinstance(found, torch.Tensor) else found

@@ -1,4 +1,4 @@
-"""The maths of the gated RMSNorm: x * activation(gate) * weight / sqrt(mean of squares + eps).
+"""The math of the gated RMSNorm: x * activation(gate) * weight / sqrt(mean of squares + eps).
 
 With GATE_FIRST, the squares are those of the gated elements, otherwise those of x.
 """

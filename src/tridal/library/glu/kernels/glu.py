@@ -1,4 +1,4 @@
-"""The maths of gated linear units: gate * factor(gate) * up, where gate * factor(gate) is the activation."""
+"""The math of gated linear units: gate * factor(gate) * up, where gate * factor(gate) is the activation."""
 
 import triton
 import triton.language as tl

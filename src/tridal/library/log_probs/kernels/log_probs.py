@@ -1,4 +1,4 @@
-"""The maths of log-probabilities, entropies and their gradients. Classes are columns, and each row has a target.
+"""The math of log-probabilities, entropies and their gradients. Classes are columns, and each row has a target.
 
 Scores are the logits, capped by SOFTCAP and divided by the temperature. `inverse_temperature` is None for 1. SOFTCAP
 and IGNORE_INDEX may be None.

@@ -1,4 +1,4 @@
-"""The maths of cross-entropy and its gradient. Classes are columns, and the target of a row is the index of a class.
+"""The math of cross-entropy and its gradient. Classes are columns, and the target of a row is the index of a class.
 
 Functions get None for an absent weight, label_smoothing or z_loss. SOFTCAP is the bound of the logits, or None.
 """

@@ -1,4 +1,4 @@
-"""The maths of the loss of all rows: the sum of their losses, or their mean. The rows are the columns of one row."""
+"""The math of the loss of all rows: the sum of their losses, or their mean. The rows are the columns of one row."""
 
 import triton
 import triton.language as tl

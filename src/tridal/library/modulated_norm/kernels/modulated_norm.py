@@ -1,4 +1,4 @@
-"""The maths of modulated norms: y * (1 + scaling) + shift, where y is a norm of x with its weight and bias.
+"""The math of modulated norms: y * (1 + scaling) + shift, where y is a norm of x with its weight and bias.
 
 The gradient of y is dy * (1 + scaling), so the gradients of the norm are those of its own op. `layer` and `rms` in
 names say which norm it is.

@@ -1,4 +1,4 @@
-"""The maths of LayerNorm and its gradient. Statistics have one value per row."""
+"""The math of LayerNorm and its gradient. Statistics have one value per row."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""The maths of RMSNorm and its gradient. Statistics have one value per row."""
+"""The math of RMSNorm and its gradient. Statistics have one value per row."""
 
 import triton
 import triton.language as tl

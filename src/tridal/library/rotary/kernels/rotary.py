@@ -1,4 +1,4 @@
-"""The maths of rotary embedding: x * cos + rotated(x) * sin. rotated(x) is (-second, first) for pairs of elements."""
+"""The math of rotary embedding: x * cos + rotated(x) * sin. rotated(x) is (-second, first) for pairs of elements."""
 
 import triton
 import triton.language as tl

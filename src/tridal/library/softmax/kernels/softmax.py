@@ -1,4 +1,4 @@
-"""The maths of softmax, log_softmax and their gradients. Statistics have one value per row."""
+"""The math of softmax, log_softmax and their gradients. Statistics have one value per row."""
 
 import triton
 import triton.language as tl
@@ -7,9 +7,9 @@ from tridal.kernels.numerics import exp, exp_sub, finite, reciprocal
 
 
 @triton.jit
-def exp_term(x, row_max, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr, GUARD: tl.constexpr):
+def exp_term(x, row_max, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALIZED: tl.constexpr, GUARD: tl.constexpr):
     """Returns the term of softmax's row_sum: exp(x - row_max), which may be multiplied by a constant per row."""
-    return exp_sub(x, finite(row_max) if GUARD else row_max, AXIS, EXP2_BIAS, UNNORMALISED)
+    return exp_sub(x, finite(row_max) if GUARD else row_max, AXIS, EXP2_BIAS, UNNORMALIZED)
 
 
 @triton.jit
@@ -34,11 +34,11 @@ def row_scale(part_scale, row_sum, EXP2_BIAS: tl.constexpr, REFINE: tl.constexpr
 
 @triton.jit
 def softmax(
-    x, part_row_max, row_scale, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr,
+    x, part_row_max, row_scale, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALIZED: tl.constexpr,
     GUARD: tl.constexpr,
 ):  # fmt: skip
     """exp(x - row_max) / row_sum."""
-    return exp_term(x, part_row_max, AXIS, EXP2_BIAS, UNNORMALISED, GUARD) * tl.expand_dims(row_scale, AXIS)
+    return exp_term(x, part_row_max, AXIS, EXP2_BIAS, UNNORMALIZED, GUARD) * tl.expand_dims(row_scale, AXIS)
 
 
 @triton.jit
