@@ -18,7 +18,7 @@ _MI = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One op, direction, dtype and shape to measure. The op normalises along `dim`."""
+    """One op, direction, dtype and shape to measure. The op normalizes along `dim`."""
 
     group: str  # name of the shape class, or "grid"
     op: str
@@ -47,7 +47,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ShapeClass:
-    """Shapes with the same bottleneck. The op normalises along `dim`."""
+    """Shapes with the same bottleneck. The op normalizes along `dim`."""
 
     name: str
     title: str
@@ -95,7 +95,7 @@ _HIDDEN = (
     ShapeClass("hidden_65536", "65,536 columns", ((4096, 65_536),)),
     ShapeClass("hidden_262144", "262,144 columns", ((1024, 262_144),)),
     ShapeClass("hidden_odd", "odd hidden sizes", ((131_072, 4097), (65_536, 781))),
-    ShapeClass("heads", "normalised heads", ((1_048_576, 128),)),
+    ShapeClass("heads", "normalized heads", ((1_048_576, 128),)),
 )
 _EVEN = tuple(shape_class for shape_class in _HIDDEN if shape_class.name != "hidden_odd")
 _VOCABULARIES = (
@@ -128,7 +128,7 @@ def make_workloads(
     """Makes one workload per dtype, direction and shape. `shrink` divides the number of rows."""
     workloads = []
     for dtype, direction, group in product(dtypes, directions, classes):
-        axis = 0 if group.dim else -1  # any dimension except the normalised one
+        axis = 0 if group.dim else -1  # any dimension except the normalized one
         for shape in (*group.shapes, *group.slices):
             sizes = list(shape)
             sizes[axis] = max(1, sizes[axis] // shrink)
