@@ -25,12 +25,12 @@ CLASSES = (
 )
 """Op, class of shapes and title of each line of the table of ops."""
 TRAINING = {
-    "PyTorch": "unchanged", "tridal": "kernelize+fused_loss", "torch.compile": "compile", "Liger-Kernel": "liger",
+    "eager PyTorch": "unchanged", "tridal": "kernelize+fused_loss", "torch.compile": "compile", "Liger-Kernel": "liger",
 }  # fmt: skip
 """The provider of benchmarks/models.py for each column of the table of models."""
 MODELS = {"llama": "LLaMA (1.2B)", "qwen3": "Qwen 3 (1.0B)", "gpt2": "GPT-2 (355M)"}
 NAMES = {
-    "unchanged": "PyTorch",
+    "unchanged": "eager PyTorch",
     "override_torch": "`override_torch`",
     "kernelize": "`kernelize`",
     "kernelize+fused_loss": "`kernelize`, fused loss",
@@ -70,10 +70,10 @@ def gains(results: Results) -> list[str]:
     speeds = {model: f"{results.speed(model, TRAINING[OURS]):.2f}x" for model in MODELS}
     peaks = {model: f"{results.memory(model, TRAINING[OURS]):.0%}" for model in MODELS}
     (first, title), *others = MODELS.items()
-    rest = " and ".join(f"{other} {speeds[model]} in {peaks[model]}" for model, other in others)
+    rest = ", and ".join(f"{speeds[model]} and {peaks[model]} for {other}" for model, other in others)
     return [
-        f"On an NVIDIA H100, {title} trains {speeds[first]} as fast as in eager PyTorch, in {peaks[first]} of the "
-        f"memory, {rest}."
+        f"On an NVIDIA H100, {title} trains {speeds[first]} as fast as in eager PyTorch, with {peaks[first]} of the "
+        f"memory; the figures are {rest}."
     ]
 
 
@@ -91,7 +91,7 @@ def models(results: Results) -> list[str]:
                 rates.append(f"{step['tokens_per_second']:,.0f} ({results.speed(model, provider):.2f}x)")
                 peaks.append(f"{step['peak_gib']:.1f} GiB")
         lines += [rates, peaks]
-    batch = "A step is a forward and a backward of 8,192 tokens, with random weights ([method](SPEED))."
+    batch = "A step is a forward and a backward over 8,192 tokens, with random weights ([method](SPEED))."
     return [*table(["training step, bfloat16", *TRAINING], lines), "", batch]
 
 
@@ -113,9 +113,9 @@ def ops(results: Results) -> list[str]:
     return [
         *table(["share of copy", "forward", "best other", "backward", "best other"], lines),
         "",
-        "Over all dtypes and shapes of these four ops on the H200, tridal is the fastest, or within "
-        f"{EQUAL:.0%} of the fastest, at {len(pairs) - len(slower)} of {len(pairs)} points.",
-        f"At the other {len(slower)}, {', '.join(names[:-1])} or {names[-1]} is up to {most:.2f}x as fast.",
+        "On the H200, over all dtypes and shapes of these four ops, tridal is the fastest or within "
+        f"{EQUAL:.0%} of the fastest at {len(pairs) - len(slower)} of {len(pairs)} points.",
+        f"At the other {len(slower)} points, {', '.join(names[:-1])} or {names[-1]} is up to {most:.2f}x as fast.",
         "For SwiGLU, GeGLU and rotary embedding, torch.compile is as fast ([H200](H200), [H100](H100)).",
     ]
 
