@@ -175,7 +175,7 @@ class Fit(Compiled):
     def without_idle_programs(self) -> Fit:
         """Raises the register limit while programs loop as often. More of them would only be idle at the end.
 
-        Softmax of 128x128256 and 64x262144 in bf16 takes .91 of the time (H200): 33 groups of programs instead of 41
+        Softmax of 128x128256 and 64x262144 in bf16 takes 0.91 of the time (H200): 33 groups of programs instead of 41
         have four rows each.
         """
         fitted, problem, tiles = self, self.problem, self.problem.tiles(self.config.rows)

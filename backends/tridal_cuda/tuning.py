@@ -35,15 +35,15 @@ SUMS_TILE_ELEMENTS, SUMS_ROWS, SUMS_NARROW_ROWS = 2048, 4, 32  # at most, of sev
 SUMS_NARROW_COLS = 256  # rows of at most so many columns have fewer stages, and in 16-bit dtypes fewer threads
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
 # Unaligned 16-bit rows are loaded element by element. With a row per tile, or a program for each 1,024 columns, a
-# gradient of RMSNorm takes .69 (131072x4097), .70 (16384x8191), .62 (262144x257) and .95 (65536x781) of the time that
-# it takes with the configurations of aligned rows (H100).
+# gradient of RMSNorm takes 0.69 (131072x4097), 0.70 (16384x8191), 0.62 (262144x257) and 0.95 (65536x781) of its time
+# with the configurations of aligned rows (H100).
 SUMS_UNALIGNED_COLS = 2048
 SUMS_STAGES = 3  # tiles in flight; the sums leave too few registers for more programs
 SUMS_MIN_TILES = 4  # per program: each program also writes its sums, which a second kernel reads
 
 # Kernels whose programs exchange nothing
 # Of a block of a row, or of a tile of narrow rows. Tiles of narrow 16-bit rows have FEW_ELEMENTS_PER_THREAD: a rotary
-# embedding takes .95 to .99 of the time, and swiglu of 1000003x96 .94 (H200).
+# embedding takes 0.95 to 0.99 of the time, and swiglu of 1000003x96 0.94 (H200).
 SINGLE_PASS_ELEMENTS, SINGLE_PASS_ELEMENTS_PER_THREAD = 1024, 16
 NARROW_WARPS = 16  # of these tiles; the gradient of geglu, 1048576x128, has 12, and 0.87 of copy instead of 0.98 (H200)
 LOOP_COLS = 8192  # per step of "column_loop", if nothing is written per element

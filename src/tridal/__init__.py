@@ -1,8 +1,8 @@
-"""tridal speeds up softmax, norms, gated MLPs, rotary embeddings and losses of PyTorch models with Triton kernels.
+"""tridal speeds up softmax, norms, gated MLPs, rotary embeddings and losses in PyTorch models with Triton kernels.
 
-`tridal.kernelize(model)` switches a Hugging Face model over. The functions, such as `tridal.softmax`, run on the
-device of their tensors. Every device has the same kernels, because a backend supplies only numbers: properties, a
-launch plan, a stream.
+`tridal.kernelize(model)` switches a Hugging Face model to these kernels, and functions such as `tridal.softmax` run
+on the device of their tensors. The same kernels work on any device, because tridal is a device abstraction layer: a
+backend supplies only numbers, namely device properties, a launch plan and a stream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Calls `tridal.override_torch` and runs a program: `python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]`.
+"""Runs a program after `tridal.override_torch`: `python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]`.
 
-The program runs as with `python SCRIPT` or `python -m MODULE`: as the module `__main__`, with the same `__file__`,
+As with `python SCRIPT` or `python -m MODULE`, the program runs as the module `__main__`, with the same `__file__`,
 `sys.argv` and first entry of `sys.path`.
 """
 

@@ -145,7 +145,7 @@ def _compiled(function: Function) -> Function:
 
 
 def of_last_dim(make: Callable[[], Function]) -> MakeFunction:
-    """Refuses other dims than the last one for an implementation. `make` may import a library.
+    """Restricts an implementation to the last dim. `make` may import a library.
 
     Example:
         >>> from tridal.benchmarks.op_benchmark import of_last_dim

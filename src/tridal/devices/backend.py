@@ -91,8 +91,8 @@ class Backend(Protocol):
 
         The problem has rounded numbers of rows, see `round_rows`. The plan serves all calls with this problem.
 
-        If `options` has the key `KERNEL_CONFIG`, the plan has this configuration. It was checked as that of a plan. A
-        backend may ignore this. Then a user who sets a configuration gets an error.
+        If `options` contains `KERNEL_CONFIG`, the plan uses this configuration, which has been checked like that of a
+        plan. A backend may ignore it; a user who sets a configuration then gets an error.
         """
         raise NotImplementedError
 

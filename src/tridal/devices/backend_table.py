@@ -70,9 +70,9 @@ def get(name: str) -> CheckedBackend:
 
 
 def available(name: str, source: str = "") -> CheckedBackend:
-    """Finds a backend by name. Raises DeviceUnavailableError if it is unavailable, and what `get` raises.
+    """Finds an available backend by name. Raises DeviceUnavailableError if it is unavailable, and the errors of `get`.
 
-    The message of the error starts with `source`. It names the other backends of the same device type.
+    The message starts with `source` and names the other backends of the same device type.
 
     Example:
         >>> tridal.registry.available("interpreter").device_type
@@ -96,7 +96,7 @@ def available(name: str, source: str = "") -> CheckedBackend:
 def register(backend: Backend) -> None:
     """Adds a backend object without a plugin package, for a notebook or a test.
 
-    Raises PluginError if it does not follow the protocol `Backend`, or if its name is already in use.
+    Raises PluginError if the object does not follow the protocol `Backend`, or if its name is already in use.
 
     Example:
         >>> from tridal.types import BackendBase, DeviceProperties, KernelConfig, LaunchPlan

@@ -57,11 +57,11 @@ def options(backend: Backend, settings: Settings) -> dict[str, Any]:
 def serving(
     device_type: str, settings: Settings | None = None, known_types: Container[str] = ()
 ) -> CheckedBackend | None:
-    """Chooses the backend that serves tensors of a `torch.device.type`. None stands for torch.
+    """Selects the backend that serves tensors of a `torch.device.type`. None stands for torch.
 
-    It is the backend that the settings name (by default the current ones), if that backend has this type. Otherwise it
-    is the first available backend of this type in `registered` that is not interpreted. torch computes CPU tensors
-    unless the settings name a backend. The result is cached.
+    This is the backend that the settings name (by default the current settings), if it has this type; otherwise the
+    first available backend of this type in `registered` that is not interpreted. torch computes CPU tensors unless the
+    settings name a backend. The result is cached.
 
     Raises:
         UnknownDeviceError: the settings name a device that is neither known to a backend nor in `known_types`.
@@ -98,8 +98,8 @@ def resolve_chosen(settings: Settings, known_types: Container[str] = ()) -> tupl
 def resolve(name: str, known_types: Container[str] = (), source: str = "") -> tuple[CheckedBackend | None, str]:
     """Resolves a device name to a backend and a torch device string such as "npu:1".
 
-    The name is "auto", a backend's name or a device type; the last two may have an index. "auto" is the first available
-    accelerator, or the CPU if there is none. The backend is None if no backend serves the device type.
+    The name is "auto", a backend's name or a device type; the latter two may have an index. "auto" means the first
+    available accelerator, or the CPU if there is none. The backend is None if no backend serves the device type.
 
     Raises (the messages start with `source`):
         UnknownDeviceError: the name is not one of these, and not in `known_types`, the types that torch knows.

@@ -195,13 +195,13 @@ def use(
     kernel_configs: Sequence[Mapping[str, object]] | None = None,
     backends: Mapping[str, Mapping[str, object]] | None = None,
 ) -> _GeneratorContextManager[Settings]:
-    """Changes settings inside a `with` block or, as a decorator, inside a plain function (not async, no generator).
+    """Changes settings inside a `with` block or, as a decorator, inside a plain function (not async, not a generator).
 
-    The change applies to the thread or async task that enters the block, and to the tasks that are started inside.
-    An argument that is None does not change its setting. `backends` has options by backend and name, which are checked
-    when a backend is chosen. For the other settings, see `FIELDS`. The context manager returns the new settings.
+    The change applies to the thread or async task that enters the block, and to tasks started inside. None leaves a
+    setting unchanged. `backends` maps the name of a backend to options by name, which are checked when a backend is
+    selected. `FIELDS` describes the other settings. The context manager returns the new settings.
 
-    Raises SettingsError for a wrong value. The call of `use` raises it, not the block.
+    A wrong value raises SettingsError in the call of `use`, not in the block.
 
     Example:
         >>> with tridal.use(device="interpreter", batch_invariant=True) as settings:

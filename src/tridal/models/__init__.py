@@ -1,4 +1,4 @@
-"""Models of torch.nn.Module: `tridal.kernelize` replaces modules and losses that tridal computes."""
+"""`tridal.kernelize` replaces modules and losses of a torch.nn.Module; its report lists them and can restore them."""
 
 from tridal.models import hub
 from tridal.models.kernelize import Entry, Report, kernelize, restore

@@ -26,9 +26,8 @@ def repository() -> Path:
     """Returns the folder of tridal's kernel repository for the package `kernels`. It serves every backend.
 
     Its layers RMSNorm, RMSNormZeroCentered, RMSNormGated, LayerNorm, SwiGLUMLP, GeGLUMLP, GeLU, NewGELU and FastGELU
-    compute what the class of a module computes. Each module is compared in its first call, as by `tridal.kernelize`.
-    The class computes a module that differs, which the log says once, and a module that is compiled before its first
-    call.
+    compute what the class of a module computes. A module's first call compares both, as `tridal.kernelize` does. The
+    class computes a module that differs, which the log says once, and a module that is compiled before its first call.
 
     `transformers.KernelConfig({"RMSNorm": f"{repository()}:RMSNorm"}, use_local_kernel=True)` and
     `kernels.LocalLayerRepository(repository(), layer_name="RMSNorm")` select a layer.
@@ -44,12 +43,12 @@ def repository() -> Path:
 def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     """Returns a mapping of a model's norms for `kernels.use_kernel_mapping` or `kernels.register_kernel_mapping`.
 
-    Norms with a gate are not in it. The others are compared as by `tridal.kernelize`. `kernels` finds a module by the
-    layer name of its class. A class without one gets the name `LAYER`, with a condition that only norms of models given
-    to this function satisfy.
+    It leaves out norms with a gate, and compares the others as `tridal.kernelize` does. `kernels` finds a module by the
+    layer name of its class. A class without one gets the name `LAYER`, with a condition that only norms of models
+    passed to this function satisfy.
 
-    The mapping is for the device types of the model, and those that a backend serves under the current settings.
-    `kernels` may call a device as its backend is called, so the names of backends are added.
+    The mapping covers the device types of the model and those that a backend serves under the current settings. It also
+    contains the names of backends, because `kernels` may name a device after its backend.
 
     Raises:
         ImportError: the package kernels is not installed, or too old to give a class a layer name.

@@ -29,7 +29,7 @@ _WRAPPER = textwrap.TextWrapper(
 
 @dataclass(frozen=True)
 class Entry:
-    """One module that tridal may compute."""
+    """A module that tridal has replaced or could have replaced."""
 
     name: str
     """The module's name in the model, as in `named_modules`. The model itself has the name ""."""
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(eq=False, repr=False)
 class Report:
-    """What `tridal.kernelize` did with a model. As a context manager, it restores the model at the end of the block."""
+    """What `tridal.kernelize` did to a model. As a context manager, it restores the model at the end of the block."""
 
     model: str
     """The name of the model's class."""
@@ -62,7 +62,7 @@ class Report:
         return tuple(entry for entry in self.entries if entry.replaced_by is None)
 
     def restore(self) -> None:
-        """Makes the replaced modules compute as before. Does nothing the second time."""
+        """Restores the replaced modules. A second call does nothing."""
         for module in self._replaced:
             replacements.restore(module)
         self._replaced.clear()
@@ -93,26 +93,27 @@ class Report:
 
 
 def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | Sequence[Skip] = ()) -> Report:
-    """Makes tridal compute operations of a model, whose modules stay the same objects.
+    """Replaces operations of a model with tridal's, in place; the module objects stay the same.
 
-    These are replaced: RMSNorm and LayerNorm modules, torch.nn.Softmax and torch.nn.LogSoftmax, activation and product
+    tridal replaces RMSNorm and LayerNorm modules, torch.nn.Softmax and torch.nn.LogSoftmax, the activation and product
     of gated MLPs and experts, the rotary embedding of attention modules, and the loss of causal language models of
-    transformers. An activation that takes several operations is replaced by torch's function. The report also names
-    the modules of these kinds that are left unchanged, with the reason.
-    A class is replaced only if tridal computes the same, including the order of rounding: both are compared with
-    random tensors. Its own forward runs on devices that no backend serves, and for dtypes for which it computes
-    something else. Parameters, hooks, state dicts, copies and pickles are as before.
+    transformers. torch's function replaces an activation composed of several operations. The report also gives the
+    reason for each module of these kinds that is left unchanged.
+
+    A class is replaced only if tridal computes the same results, including the order of rounding: both are compared on
+    random tensors. The class's own forward still runs on devices that no backend serves, and for dtypes in which its
+    results differ. Parameters, hooks, state dicts, copies and pickles work as before.
 
     Args:
-        model: any module. Its submodules are searched, too.
+        model: any module. Its submodules are included.
         fused_loss: in training with labels, computes the loss of a causal language model from the input of its last
-            linear layer with `tridal.linear_cross_entropy`. The logits are not computed, and `outputs.logits` is None.
-        skip: modules that are left unchanged: names in the model, which may have the wildcards of fnmatch, or classes.
+            linear layer with `tridal.linear_cross_entropy`, without the logits: `outputs.logits` is None.
+        skip: modules to leave unchanged: names in the model, which may contain the wildcards of fnmatch, or classes.
 
     Returns:
-        A report of what was replaced, what was not, and why. `report.restore()` undoes it.
-        `with tridal.kernelize(model):` restores the model at the end of the block. `tridal.models.restore` restores a
-        copy of the model.
+        A report of the replaced modules, and of those left unchanged with the reason. `report.restore()` restores the
+        model, as `with tridal.kernelize(model):` does at the end of the block. `tridal.models.restore` restores a copy
+        of the model.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -134,7 +135,7 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
 
 
 def restore(model: torch.nn.Module) -> None:
-    """Makes all modules of a model compute as before `tridal.kernelize`, also in a copy or a loaded model.
+    """Undoes `tridal.kernelize` for all modules of a model, which may be a copy or a loaded model.
 
     Raises:
         TypeError: `model` is not a torch.nn.Module.

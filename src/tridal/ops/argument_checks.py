@@ -29,7 +29,7 @@ def wrong(op: str, argument: str, expected: str, got: object, hint: str = "") ->
 
 
 def check_tensor(op: str, name: str, value: Any, optional: bool = False) -> None:
-    """Raises TypeError if an argument is no tensor, and LayoutError if it is nested or sparse.
+    """Raises TypeError if an argument is not a tensor, and LayoutError if it is nested or sparse.
 
     Example:
         >>> tridal.ops.check_tensor("norm", "input", [1.0])
@@ -49,7 +49,7 @@ def check_tensor(op: str, name: str, value: Any, optional: bool = False) -> None
 
 
 def check_shape(op: str, name: str, tensor: torch.Tensor, expected: Sequence[int], hint: str = "") -> None:
-    """Raises ShapeError if a tensor has another shape.
+    """Raises ShapeError if a tensor has a different shape.
 
     Example:
         >>> tridal.ops.check_shape("norm", "weight", torch.ones(3), (4,))
@@ -61,7 +61,7 @@ def check_shape(op: str, name: str, tensor: torch.Tensor, expected: Sequence[int
 
 
 def check_floating(op: str, name: str, tensor: torch.Tensor, hint: str = "") -> None:
-    """Raises DTypeError if a tensor has no floating-point dtype.
+    """Raises DTypeError if the dtype of a tensor is not floating-point.
 
     Example:
         >>> tridal.ops.check_floating("norm", "input", torch.tensor([1]))
@@ -73,7 +73,7 @@ def check_floating(op: str, name: str, tensor: torch.Tensor, hint: str = "") -> 
 
 
 def check_index(op: str, name: str, tensor: torch.Tensor) -> None:
-    """Raises DTypeError if a tensor of indices has another dtype than int64 or uint8.
+    """Raises DTypeError if a tensor of indices is neither int64 nor uint8.
 
     Example:
         >>> tridal.ops.check_index("loss", "target", torch.tensor([1.0]))
@@ -101,7 +101,7 @@ def check_number(
     op: str, name: str, value: Any, expected: str = "be a number", valid: Callable[[Any], bool] | None = None,
     error: type[Exception] = ValueError, types: tuple[type, ...] = NUMBERS,
 ) -> None:  # fmt: skip
-    """Raises TypeError if an argument is no number, and `error` if it is not `valid`.
+    """Raises TypeError if an argument is not a number, and `error` if it is not `valid`.
 
     Example:
         >>> tridal.ops.check_number("norm", "eps", -1.0, "be at least 0", lambda eps: eps >= 0)
@@ -115,7 +115,7 @@ def check_number(
 
 
 def check_bool(op: str, name: str, value: object) -> None:
-    """Raises TypeError if an argument is no bool. Numbers and strings are none: "no" is true.
+    """Raises TypeError if an argument is not a bool. It rejects numbers and strings, because even "no" is true.
 
     Example:
         >>> tridal.ops.check_bool("softmax", "causal", "no")
@@ -127,7 +127,7 @@ def check_bool(op: str, name: str, value: object) -> None:
 
 
 def check_choice(op: str, name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Raises ValueError if an argument is none of the choices. A choice of 1 is not equal to True or 1.0.
+    """Raises ValueError if an argument is not one of the choices. A choice of 1 does not match True or 1.0.
 
     Example:
         >>> tridal.ops.check_choice("norm", "casting", "bert", (None, "llama"))

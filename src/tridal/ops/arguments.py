@@ -82,7 +82,7 @@ class Result:
 
 
 def per_element(name: str, *, optional: bool = False, differentiable: bool = True) -> Argument:
-    """Returns an argument for a tensor with a number per element.
+    """Declares a tensor with a number per element.
 
     Example:
         >>> tridal.ops.per_element("input").schema
@@ -102,7 +102,7 @@ def per_row(name: str, *, optional: bool = False) -> Argument:
 
 
 def per_column(name: str, *, optional: bool = False, differentiable: bool = True) -> Argument:
-    """Returns an argument for a tensor with a number per column.
+    """Declares a tensor with a number per column.
 
     Example:
         >>> tridal.ops.per_column("bias", optional=True).schema
@@ -130,9 +130,9 @@ def _index_or_element(name: str, named: Named) -> Role:
 
 
 def whole(name: str, *, optional: bool = False, differentiable: bool = False) -> Argument:
-    """Returns an argument for a tensor of another shape and dtype, which the op's steps check.
+    """Declares a tensor of another shape and dtype, which the op's steps check.
 
-    The reference gets it as it is. It is not cast to `dtype`, and ranks of a DTensor have all of it.
+    The reference gets it as it is, without a cast to `dtype`, and each rank of a DTensor holds all of it.
 
     Example:
         >>> tridal.ops.whole("linear_weight", differentiable=True).role
@@ -145,7 +145,7 @@ def number(
     name: str, default: float | str | None = None, *, type: str | None = None, neutral: float | None = None,
     range: tuple[Any, ...] | None = None, optional: bool = False,
 ) -> Argument:  # fmt: skip
-    """Returns an argument that is no tensor. Its type in torch's schema follows from the default.
+    """Declares an argument that is not a tensor. Its type in torch's schema follows from the default.
 
     The range of a bool is (False, True).
 

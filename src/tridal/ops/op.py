@@ -20,7 +20,7 @@ from tridal.ops.signature import Arguments, Signature
 
 
 class NoKernel(Exception):
-    """No kernel computes a call, so the op's reference does. Call records contain the message as the reason."""
+    """No kernel supports a call, so the op's reference computes it. Call records contain the message as the reason."""
 
 
 OUTPUT = (Result("output", "element", gradient="grad"),)

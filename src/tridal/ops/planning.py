@@ -69,14 +69,14 @@ def plan(
 ) -> KernelPlan:
     """Returns the launch plan of an op on a contiguous matrix of `rows` rows and `cols` columns, both at least 1.
 
-    It is the plan of a call under the current settings, such as `batch_invariant`.
+    A call under the current settings, such as `batch_invariant`, has the same plan.
 
     Args:
         dtype: float16, bfloat16, float32 or float64, or a short name such as "bf16".
         op: the name of an op or of its gradient, by default the first op of the table.
         dim: -1 or 1 to reduce each row, 0 or -2 to reduce each column.
-        device: a device that is present. By default, the device in the settings.
-        arch: the name of an architecture, or of a product such as those in its aliases. No such device is needed.
+        device: a device that is present, by default the one in the settings.
+        arch: the name of an architecture, or of a product such as those in its aliases. It need not be present.
 
     Raises:
         PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError: an argument is wrong or unavailable.

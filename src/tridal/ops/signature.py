@@ -156,7 +156,7 @@ class Arguments:
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """The arguments that are no tensors."""
+        """The arguments that are not tensors."""
         return tuple(self.values[index] for index in self.signature.numbers)
 
     @property

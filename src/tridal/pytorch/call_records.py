@@ -55,8 +55,8 @@ RECORDERS: list[Callable[[CallRecord], object]] = []
 def record_calls() -> Iterator[list[CallRecord]]:
     """Records the calls that all threads make in a `with` block: `with record_calls() as calls:`.
 
-    A record is appended to the list when a backend or torch has been given the call. Calls in compiled functions are
-    recorded if the compiled graph contains tridal's op. A replay of a captured graph of a device is not recorded.
+    The list receives a record once a backend or torch has been given the call. Calls in compiled functions are recorded
+    if the compiled graph contains tridal's op. Replays of captured device graphs are not recorded.
 
     Example:
         >>> with tridal.record_calls() as calls:

@@ -29,10 +29,10 @@ def gated_rms_norm(
         input: a tensor whose last sizes are `normalized_shape`, with any strides.
         gate: a tensor of the input's shape. It may have another floating-point dtype.
         normalized_shape: the sizes of the dims that are normalized together.
-        weight: a tensor of this shape. It may be float32 with a 16-bit input.
+        weight: a tensor of this shape, which may be float32 if the input is 16-bit.
         eps: by default, the eps of float32; for float64 input that of float64.
-        activation: that of the gate, "silu" or "sigmoid".
-        gate_first: if it is True, input * activation(gate) is normalized: rms_norm(input * activation(gate)) * weight.
+        activation: the activation of the gate, "silu" or "sigmoid".
+        gate_first: whether to apply the gate before the norm: rms_norm(input * activation(gate)) * weight.
         casting: None computes in float32 (float64 for float64) and rounds once, to the dtype of the input. "llama"
             computes rms_norm(..., casting="llama") * activation(gate): it rounds the normalized input to the dtype of
             the input, and its product with the weight to the promoted dtype. The product with the activation is rounded
@@ -41,7 +41,7 @@ def gated_rms_norm(
         stream: see `tridal.softmax`.
 
     Returns:
-        A contiguous tensor, in the dtype that `casting` says.
+        A contiguous tensor in the dtype that `casting` determines.
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is

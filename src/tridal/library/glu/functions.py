@@ -33,12 +33,12 @@ def swiglu(
         up: a tensor of the input's shape.
         casting: None computes in float32 (float64 for float64) and rounds once. "transformers" also rounds silu(input)
             to the dtype of the input before it is multiplied, as two operations of torch do.
-        limit: a positive number. The gate is then at most `limit`, and up is between -limit and limit.
+        limit: a positive number, which clamps the gate to at most `limit`, and up to between -limit and limit.
         stream: see `tridal.softmax`.
 
     Returns:
         A contiguous tensor in the promoted dtype, of the input's shape. Without `up`, its last dim is half as long.
-        The backward computes the activation again, and saves only the arguments.
+        The forward saves only the arguments, and the backward recomputes the activation.
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
@@ -62,7 +62,7 @@ def geglu(
     call: Any, input: Tensor, up: Tensor | None = None, *, approximate: Literal["none", "tanh"] = "none",
     casting: Casting = None, stream: Any = None,
 ) -> Tensor:  # fmt: skip
-    """gelu(input) * up. `approximate` is that of `torch.nn.functional.gelu`, and the others are those of `swiglu`.
+    """gelu(input) * up, with `approximate` as in `torch.nn.functional.gelu` and the other arguments of `swiglu`.
 
     Example:
         >>> gate, up = torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0])

@@ -85,21 +85,20 @@ def log_probs(
     Args:
         logits: shape (..., C), with any strides, in a floating-point dtype.
         target: a class for each row, of shape (...), in int64 or uint8.
-        temperature: a positive number, by which the logits are divided. A softcap is part of the model, so it is
-            applied before, as generation does.
-        softcap: the logits are replaced by softcap * tanh(logits / softcap).
-        ignore_index: rows with this target have the log-probability 0, the entropy 0 and the gradient zero. None: no
-            target is ignored.
+        temperature: a positive number that divides the logits. The softcap is part of the model and comes first, as in
+            generation.
+        softcap: replaces the logits by softcap * tanh(logits / softcap).
+        ignore_index: rows with this target have zero log-probability, entropy and gradient. None ignores no target.
         return_entropy: also returns the entropy of each row's distribution, -sum(p * log(p)). Both are differentiable.
-        return_correct: also returns whether the target has the largest logit, and is the first class with it. So the
-            mean is the token accuracy.
-        mask: a boolean tensor of shape (...). Rows with False are ignored: they have the log-probability 0, the entropy
-            0, False for `return_correct`, and the gradient zero.
+        return_correct: also returns whether the target is the first class with the largest logit. The mean is the token
+            accuracy.
+        mask: a boolean tensor of shape (...). Rows with False are ignored: their log-probability, entropy and gradient
+            are zero, and `return_correct` gives False.
         ids: classes of shape (..., K), in int64 or uint8. Also returns their log-probabilities, of shape (..., K).
-        teacher_log_probs: the log-probabilities log(p) of `ids` by another model, of shape (..., K). Also returns
-            sum(p * (log(p) - log-probabilities of ids)) over K, the KL divergence to the teacher if K classes have all
-            of its probability. The teacher has no gradient.
-        stream: see `tridal.softmax`. The backward uses it, too.
+        teacher_log_probs: the log-probabilities log(p) that another model gives `ids`, of shape (..., K). Also returns
+            sum(p * (log(p) - log-probabilities of ids)) over K, the KL divergence to the teacher if the K classes hold
+            all of its probability. The teacher gets no gradient.
+        stream: see `tridal.softmax`. The backward also uses it.
 
     Returns:
         The log-probabilities of shape (...), in float32 (float64 for float64), also under autocast. With other results,
@@ -107,8 +106,8 @@ def log_probs(
 
     Raises:
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError, ShapeError, StreamError: an argument is wrong.
-        IndexError: a target is out of range, on the CPU. On other devices, the log-probability and the gradient of the
-            row are NaN.
+        IndexError: a target on the CPU is out of range. On other devices, the row's log-probability and gradient are
+            NaN.
         NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
 
     Example:
@@ -174,10 +173,10 @@ def token_log_probs(
     teacher_log_probs: Tensor | None = None, save_logits: bool = False, chunk_size: int | None = None,
     accum_dtype: torch.dtype | None = None, stream: Any = None,
 ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-    """log_probs(linear(input, linear_weight, linear_bias), target), without the memory of the logits.
+    """log_probs(linear(input, linear_weight, linear_bias), target), without storing all logits.
 
-    The forward and the backward compute the logits of a chunk of rows at a time. The backward computes them again,
-    unless `save_logits` is set.
+    The forward computes the logits of one chunk of rows at a time. The backward recomputes them, unless `save_logits`
+    is set.
 
     Args:
         input: shape (..., H).
@@ -186,12 +185,12 @@ def token_log_probs(
         linear_bias: shape (C,).
         temperature, softcap, ignore_index, return_entropy, return_correct, ids, teacher_log_probs: see
             `tridal.log_probs`.
-        mask: see `tridal.log_probs`. Logits of rows with False are not computed, except by compiled functions, for
-            DTensors and in a captured graph, where the number of rows cannot depend on values.
+        mask: see `tridal.log_probs`. Skips the logits of rows with False, except in compiled functions, for DTensors
+            and in captured graphs, where the number of rows cannot depend on values.
         save_logits: keeps the logits for the backward, which then takes two matmuls instead of three. This needs the
             memory of all logits in the dtype of the matmuls, and no other tensor of this size.
         chunk_size, accum_dtype: see `tridal.linear_cross_entropy`.
-        stream: see `tridal.softmax`. Matmuls and the backward use it, too.
+        stream: see `tridal.softmax`. Matmuls and the backward also use it.
 
     Returns:
         The log-probabilities of shape (...), in float32 (float64 for float64), also under autocast. With other results,

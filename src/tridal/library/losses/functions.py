@@ -72,15 +72,15 @@ def cross_entropy(
         target: indices of classes of shape (), (N,) or (N, d1, ...), in int64 or uint8; or probabilities of the shape
             and device of the input, in a floating-point dtype.
         weight: a factor for each class, of shape (C,).
-        ignore_index: rows with this target index have the loss and the gradient zero, and do not count in the mean.
+        ignore_index: rows with this target index have zero loss and gradient, and do not count in the mean.
         reduction: "mean" divides the sum by the sum of the weights of the targets, or by the number of rows for
             probabilities. It is NaN if there are no such targets. "none" returns the loss of each row.
-        label_smoothing: the part of each target, from 0 to 1, that is replaced by the uniform distribution.
-        z_loss: adds z_loss * logsumexp^2 to the loss of each target index, times its weight; or to each row, for
+        label_smoothing: the share of each target, from 0 to 1, that the uniform distribution replaces.
+        z_loss: adds z_loss * logsumexp^2 to the loss of each target index, times its weight, or to that of each row for
             probabilities.
-        softcap: the logits are replaced by softcap * tanh(input / softcap).
-        return_lse: also returns the log-sum-exp of each row. It is differentiable.
-        stream: see `tridal.softmax`. The backward uses it, too.
+        softcap: replaces the logits by softcap * tanh(input / softcap).
+        return_lse: also returns the log-sum-exp of each row, which is differentiable.
+        stream: see `tridal.softmax`. The backward also uses it.
 
     Returns:
         The loss in the input's dtype; in torch's promoted dtype for probabilities; in float32 under autocast. Sums
@@ -88,7 +88,7 @@ def cross_entropy(
 
     Raises:
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError, StreamError: an argument is wrong.
-        IndexError: a target is out of range, on the CPU. On other devices the loss and the row's gradient are NaN.
+        IndexError: a target on the CPU is out of range. On other devices, the row's loss and gradient are NaN.
         NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
 
     Example:
@@ -140,7 +140,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, chunk_size: int | None = None,
     accum_dtype: torch.dtype | None = None, stream: Any = None,
 ) -> Tensor:  # fmt: skip
-    """cross_entropy(linear(input, linear_weight, linear_bias), target), without the memory of the logits.
+    """cross_entropy(linear(input, linear_weight, linear_bias), target), without storing all logits.
 
     Args:
         input: shape (H,), (N, H) or (B, T, H).
@@ -149,18 +149,18 @@ def linear_cross_entropy(
             the logits, (C,), (N, C), (B, T, C) or (N, C, d1, ...).
         linear_bias: shape (C,) or (C, d1, ...).
         weight: a factor for each class, of shape (C,).
-        ignore_index: None is -100 for indices. It cannot be given for probabilities.
+        ignore_index: None means -100 for indices. It must be None for probabilities.
         reduction, label_smoothing, z_loss, softcap: see `tridal.cross_entropy`.
-        chunk_size: the number of rows whose logits exist at the same time. By default, it follows from shapes and
+        chunk_size: the number of rows whose logits exist at the same time. By default, it depends on shapes and
             dtypes. With "mean" and "sum", the forward computes the gradients of the arguments that need one; with
-            "none", the backward computes the logits again.
+            "none", the backward recomputes the logits.
         accum_dtype: the dtype in which gradients of the weight and the bias are summed over chunks; float32 by default
-            (float64 for float64). 16 bits save memory: the sum takes half of the bytes, and default chunks are smaller.
-        stream: see `tridal.softmax`. Matmuls and the backward use it, too.
+            (float64 for float64). 16 bits save memory: the sum takes half the bytes, and default chunks are smaller.
+        stream: see `tridal.softmax`. Matmuls and the backward also use it.
 
     Returns:
         The loss in the dtype of the logits; in torch's promoted dtype for probabilities; in float32 under autocast.
-        With reduction "none", one for each target index, or for each row of probabilities.
+        With reduction "none", one loss per target index, or per row of probabilities.
 
     Raises:
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError, IndexError, StreamError: an argument is wrong, see

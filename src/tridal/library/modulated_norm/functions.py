@@ -32,7 +32,7 @@ def modulated_layer_norm(
             a scale per batch. It may have another floating-point dtype.
         normalized_shape: the sizes of the dims that are normalized together.
         weight, bias: tensors of this shape. Most models have none.
-        eps: is added to the variance.
+        eps: added to the variance.
         shift: a tensor like the scale. Both may have different shapes.
         stream: see `tridal.softmax`.
 

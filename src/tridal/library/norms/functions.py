@@ -38,13 +38,13 @@ def rms_norm(
     Args:
         input: a tensor whose last sizes are `normalized_shape`, with any strides.
         normalized_shape: the sizes of the dims that are normalized together.
-        weight: a tensor of this shape. It may be float32 with a 16-bit input.
+        weight: a tensor of this shape, which may be float32 if the input is 16-bit.
         eps: by default, the eps of float32; for float64 input that of float64.
         residual: a tensor of the input's shape. input + residual is rounded to the promoted dtype and normalized.
-        weight_offset: is added to the weight in float32. With 1.0, the factor is 1 + weight, as in Gemma.
+        weight_offset: added to the weight in float32. With 1.0, the factor is 1 + weight, as in Gemma.
         casting: None computes in float32 and rounds once, to torch's dtype. "gemma" is the same, but the result always
             has the dtype of the input (plus residual). "llama" rounds the normalized input to this dtype, then
-            multiplies with the weight in the promoted dtype, which is the result's.
+            multiplies by the weight in the promoted dtype, which is the result's.
         stream: see `tridal.softmax`.
 
     Returns:
@@ -93,7 +93,7 @@ def layer_norm(
         input, normalized_shape, residual, weight_offset, stream: see `rms_norm`.
         weight, bias: tensors of this shape, in the dtype of the input (plus residual), or both float32 with a 16-bit
             input.
-        eps: is added to the variance.
+        eps: added to the variance.
 
     Returns:
         The normalized tensor in the dtype of the input (plus residual), contiguous; with a `residual`, a tuple

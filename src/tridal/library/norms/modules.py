@@ -15,7 +15,7 @@ from tridal.library.norms.norms import LAYER_NORM, RMS_NORM
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm, computed by `tridal.rms_norm`, which describes `weight_offset` and `casting`.
 
-    `normalized_shape` is an int or a tuple of ints. The weight has this shape. A new weight is 1 - weight_offset.
+    `normalized_shape` is an int or a tuple of ints. The weight has this shape, and is initialized to 1 - weight_offset.
 
     Example:
         >>> norm = tridal.nn.RMSNorm(2, weight_offset=1.0).requires_grad_(False)
@@ -66,7 +66,7 @@ class RMSNorm(torch.nn.RMSNorm):
 class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, computed by `tridal.layer_norm`, which describes `weight_offset`.
 
-    A new weight is 1 - weight_offset.
+    The weight is initialized to 1 - weight_offset.
 
     Example:
         >>> norm = tridal.nn.LayerNorm(3).requires_grad_(False)

@@ -52,8 +52,8 @@ def rotary_embedding(
     """Returns x * cos + rotated(x) * sin for query and key. rotated(x) is (-second, first), the halves of the last dim.
 
     Args:
-        query: a tensor [batch, heads, length, dim] of any strides. `dim` is even. Without a batch, it has three dims.
-        key: the same. It may have another number of heads. None if only query is rotated.
+        query: a tensor [batch, heads, length, dim] with any strides and an even `dim`, or without the batch dim.
+        key: the same, but the number of heads may differ. None rotates only query.
         cos: a tensor [batch, length, rotary_dim], [1, length, rotary_dim] or [length, rotary_dim]. With an argument
             `rotary_dim`, it may be half as wide, with one number for each pair of elements.
         sin: a tensor of the same shape.
@@ -61,18 +61,16 @@ def rotary_embedding(
             three dims, 0 for [heads, length, dim], or 1 for [length, heads, dim].
         casting: None computes in float32 (float64 for float64) and rounds once. "transformers" rounds both products to
             the promoted dtype before they are added, as the operations of torch do.
-        keep_dtype: whether the results have the dtypes of query and key instead of the promoted dtypes.
-        interleaved: whether even and odd elements are rotated, instead of the first and the second half.
-        to_halves: whether the results have the rotated elements as halves, also if those of query and key are
-            interleaved, as DeepSeek-V3 has them.
-        rotary_dim: the number of elements that are rotated, by default as many as cos has. The elements after them are
-            copied.
+        keep_dtype: whether to return the dtypes of query and key instead of the promoted dtypes.
+        interleaved: whether to rotate pairs of even and odd elements, instead of pairs from both halves.
+        to_halves: whether to return the rotated elements as halves even if those of query and key are interleaved, as
+            DeepSeek-V3 does.
+        rotary_dim: the number of elements to rotate, by default as many as cos has. The remaining elements are copied.
         stream: see `tridal.softmax`.
 
     Returns:
-        The results for query and key, or only that for query if key is None, in the promoted dtype. They have the
-        strides that torch's `empty_like` gives. The backward saves only cos and sin, which get no gradient from
-        kernels.
+        The rotated query and key, or only query if key is None, in the promoted dtype and with the strides of torch's
+        `empty_like`. The forward saves only cos and sin, of which kernels compute no gradient.
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is

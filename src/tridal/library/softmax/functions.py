@@ -29,18 +29,18 @@ def softmax(
     Args:
         input: a dense tensor of any shape and strides.
         dim: the dim that sums to one. A negative dim counts from the last.
-        dtype: the input is cast to it before the operation. Required for integer and bool input.
-        scale: the input is multiplied by it first.
-        mask: is broadcast to the input. A floating-point mask is added; elements where a boolean mask is False are
-            excluded.
+        dtype: the dtype to which the input is cast first. Required for integer and bool input.
+        scale: a number that multiplies the input first.
+        mask: broadcast to the input. A floating-point mask is added. A boolean mask excludes elements where it is
+            False.
         causal: row i of the last two dims sees columns 0 to i only, as in scaled_dot_product_attention.
-        masked_rows: the result of a row in which every element is -inf: "nan", as torch, or "zero".
-        stream: a stream of the input's device, as torch's stream object or as a raw handle. The caller orders it after
-            the work that produced the input, as for any torch op. Default: the device's current stream.
+        masked_rows: the result of a row in which every element is -inf: "nan", as in torch, or "zero".
+        stream: a stream of the input's device, as torch's stream object or as a raw handle. As for any torch op, the
+            caller orders it after the work that produced the input. By default, the device's current stream.
 
     Returns:
         A contiguous tensor of the input's shape, in `dtype` or the input's dtype; under autocast in float32, where
-        torch.softmax is. Sums are float32 (float64 for float64). Rows that hold NaN or +inf, or -inf only, give NaN.
+        torch.softmax is. Sums are float32 (float64 for float64). Rows that contain NaN or +inf, or only -inf, give NaN.
 
     Raises:
         TypeError, ValueError, DTypeError, DimensionError, ShapeError, TensorDeviceError, LayoutError, StreamError: an

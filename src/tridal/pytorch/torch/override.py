@@ -28,12 +28,12 @@ _libraries: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 class override_torch:
-    """Makes tridal compute torch.softmax, torch.log_softmax, layer_norm, rms_norm and the functions that call them.
+    """Routes torch.softmax, torch.log_softmax, layer_norm, rms_norm and the functions that call them to tridal.
 
-    A call takes effect immediately. It lasts until the process ends, or until the end of a block:
-    `with tridal.override_torch():`. Blocks may be nested and may end in any order. When the last block ends, torch is
-    in its original state. The override applies to all threads of the process. Each thread has its own settings, which
-    select the backend. torch computes the calls that no backend computes.
+    The override takes effect immediately. It lasts until the process ends, or until the end of a block:
+    `with tridal.override_torch():`. Blocks may be nested and may end in any order; the end of the last one restores
+    torch. The override applies to all threads of the process, and the settings of each thread select its backend. torch
+    computes the calls that no backend supports.
 
     Example:
         >>> with tridal.use(device="interpreter"), tridal.override_torch(), tridal.record_calls() as calls:
@@ -59,7 +59,7 @@ class override_torch:
 
     @skip_frames
     def undo(self) -> None:
-        """Ends the override. Does nothing if it has ended."""
+        """Ends the override, unless it has already ended."""
         with LOCK:
             _active.discard(self)
             self._kept.clear()
