@@ -68,7 +68,7 @@ def test_text_report_has_every_section(backend: Backend) -> None:
     output = check_text(backend)
     for text in ("largest difference from torch.softmax", "Worked example", "-0.0792", "Launch plan", "checks passed"):
         assert text in output
-    assert f"--device {backend.name}" in output
+    assert f"device {backend.name!r}, from --device" in output
     rows = [line.split() for line in output[output.index("Worked example") :].splitlines()]
     first = {row[0]: row[1] for row in rows if row and row[0] in ("X", "dY", "Y", "dX")}
     assert first["dX"] == "-0.0381", "the name is before the first row"
@@ -80,8 +80,8 @@ def test_without_an_accelerator_checks_the_interpreter() -> None:
     assert backend.interpreted
     assert index is None
     assert why == (
-        "device 'auto' (from default): by default, no backend computes cpu tensors, "
-        f"so backend {backend.name!r} runs the kernels in Triton's interpreter"
+        "Running the kernels in Triton's interpreter, because no backend computes cpu tensors "
+        "(device 'auto', the default)"
     )
 
 

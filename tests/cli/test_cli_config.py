@@ -54,7 +54,7 @@ def test_check_accepts_the_files_in_configs(name):
     assert first == f"{file}: ok"
     unavailable = name in {*NAMES} - {"default"} and registry.get(name).unavailable()
     assert len(notes) == bool(unavailable)
-    assert all(note.startswith(f"note: {file}:2: device: {name!r} is not available here") for note in notes)
+    assert all(note.startswith(f"note: {file}:2: device: {name!r} is not available") for note in notes)
     report = run_json("config", "--check", file)
     assert (report["file"], report["ok"]) == (file, True)
     assert report["settings"]["device"]["value"] == {"default": "auto"}.get(name, name)

@@ -81,7 +81,7 @@ def test_absent_device_is_reported_with_its_source_and_the_exit_code_is_1(monkey
     settings.reload()
     device = report(code=1)["device"]
     assert device["asked"] == absent.name
-    assert f"environment TRIDAL_DEVICE: device: {absent.name!r} is not available here" in device["problem"]
+    assert f"environment TRIDAL_DEVICE: device: {absent.name!r} is not available" in device["problem"]
     assert absent.install in device["problem"]
     assert "'auto'" in device["problem"]
 

@@ -91,7 +91,7 @@ def test_output_has_the_bucket_and_the_programs_of_the_launch() -> None:
         (["4096x128256"], "tridal plan 4096 128256"),
         (["4096x128256", "5"], "tridal plan 4096 128256"),
         (["5", "5", "--arch", COMPILED[0][:-1]], "did you mean"),
-        (["5", "5", "--arch", "gaudi3"], "unknown architecture 'gaudi3'; no backend plans for it (known: "),
+        (["5", "5", "--arch", "gaudi3"], "unknown architecture 'gaudi3' (known: "),
     ],
 )  # fmt: skip
 def test_bad_question_is_a_usage_error(arguments: list[str], message: str) -> None:
@@ -102,7 +102,7 @@ def test_bad_question_is_a_usage_error(arguments: list[str], message: str) -> No
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the settings choose an accelerator here")
 def test_cpu_needs_an_arch_or_the_interpreter() -> None:
     output = plan("5", "5", code=1)
-    assert "the device 'auto' (default) is cpu here, whose tensors torch computes without a plan" in output
+    assert "device 'auto' (default) is cpu, whose tensors torch computes without a plan" in output
     assert re.search(r"; use --arch \w+ or --device interpreter\n", output)
     with pytest.raises(DeviceUnavailableError, match=r"; use arch='\w+' or device='interpreter'$"):
         tridal.plan(5, 5)

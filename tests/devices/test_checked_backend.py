@@ -109,7 +109,7 @@ def test_backend_without_a_device_is_unavailable() -> None:
     reason = "there is no device: device_count() returned 0"
     assert registry.get("fake").unavailable() == reason
     assert registry.serving("faketype") is None
-    with pytest.raises(DeviceUnavailableError, match=r"'fake' is not available here: there is no device"):
+    with pytest.raises(DeviceUnavailableError, match=r"'fake' is not available: there is no device"):
         registry.resolve("fake")
 
 

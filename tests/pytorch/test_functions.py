@@ -45,7 +45,7 @@ def test_autocast_casts_softmax_to_float32_on_accelerators(
 
 @pytest.mark.parametrize("value", [0, True, b"cpu", torch.device("cpu")], ids=repr)
 def test_the_name_of_a_device_is_text(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^name must be the name of a device as text, for example 'cpu', got "):
+    with pytest.raises(TypeError, match=r"^name must be a device name such as 'cpu', got "):
         tridal.device(value)
     assert tridal.device("cpu:0") == torch.device("cpu", 0)
 
@@ -85,11 +85,11 @@ def test_torch_computes_dtypes_that_a_backend_lacks(narrow: Any, name: str, capl
         assert_close(getattr(tridal, name)(x, -1, torch.float64), getattr(torch, name)(x, -1, torch.float64))
     messages = [record.message for record in caplog.records]
     assert messages == [
-        "backend 'narrow' does not compute float16: torch computes them",
-        "backend 'narrow' does not compute float16, float64: torch computes them",
+        "backend 'narrow' does not support float16: torch computes them",
+        "backend 'narrow' does not support float16, float64: torch computes them",
     ], "one message per reason"
     with tridal.use(device="narrow", fallback="error"):
-        with pytest.raises(NoBackendError, match="'narrow' does not compute float16, and fallback is 'error'"):
+        with pytest.raises(NoBackendError, match="'narrow' does not support float16, and fallback is 'error'"):
             getattr(tridal, name)(x)
         assert_close(getattr(tridal, name)(x.float()), getattr(torch, name)(x.float(), -1))
 

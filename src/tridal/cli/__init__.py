@@ -69,7 +69,7 @@ def _root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Triton kernels that speed up PyTorch models, on any device with a backend.
+    """Speed up PyTorch models with Triton kernels, on any device with a backend.
 
     Start with `tridal doctor`, which shows the available devices, and `tridal check`, which tests the kernels on one.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def bench(**values: Any) -> None:
     """Compare implementations of an op with `copy_` on the same shapes.
 
-    The results are written to a new folder, as tables, CSV, JSON and plots. Ctrl-C ends the run and keeps its results.
+    Writes tables, CSV, JSON and plots to a new folder. Ctrl-C ends the run and keeps its results.
     """
     import torch
 

@@ -40,7 +40,7 @@ class BenchOptions:
         ),
     ] = None
     suite: Annotated[
-        bool, Option("--suite", help="Measure classes of shapes instead of the grid. On a CPU, they have fewer rows.")
+        bool, Option("--suite", help="Measure classes of shapes instead of the grid, with fewer rows on a CPU.")
     ] = False
     classes: Annotated[str | None, Option(help=f"Measure these classes of the suite (comma-separated): {CLASSES}.")] = (
         None
@@ -54,18 +54,18 @@ class BenchOptions:
         str | None,
         Option(
             help=f"Comma-separated implementations: {PROVIDER_NAMES}. "
-            "Default: all that are installed and have the op; fewer on a CPU."
+            "Default: all that are installed and support the op; fewer on a CPU."
         ),
     ] = None
     device: Device = None
     host: Annotated[bool, Option("--host", help="Measure the host time of a call instead of the grid.")] = False
     output: Annotated[
-        Path | None, Option(help="The folder to write the files to. Default: a new folder in bench-results/.")
+        Path | None, Option(help="The folder for the files. Default: a new folder in bench-results/.")
     ] = None
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the results in the folder of --output.")] = False
     source: Annotated[
         Path | None,
-        Option("--from", metavar="FILE", help="Do not measure; make tables and plots of this results.json."),
+        Option("--from", metavar="FILE", help="Make tables and plots from this results.json instead of measuring."),
     ] = None
     as_json: Json = False
 

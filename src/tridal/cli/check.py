@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from tridal.cli.op_option import OPS, Device, Json, check_op, choose_device
+from tridal.cli.op_option import OPS, Device, Json, check_op, choose_device, requested
 from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, table, track
 from tridal.cli.plan import plan_as_dict, plan_table
 from tridal.devices import registry, settings
@@ -29,7 +29,7 @@ _ALLOWED = 0.501e-4
 
 def check(
     device: Device = None,
-    whole_suite: Annotated[bool, typer.Option("--all", help="Run the conformance suite of all ops too.")] = False,
+    whole_suite: Annotated[bool, typer.Option("--all", help="Also run the conformance suite of all ops.")] = False,
     op: Annotated[
         list[str] | None,
         typer.Option(help=f"Run the conformance suite of this op only. May be repeated. The ops: {OPS}."),
@@ -38,7 +38,7 @@ def check(
         bool,
         typer.Option(
             "--quick",
-            help="Run few small cases of the suite, which together hold each pair of traits.",
+            help="Run only a few small cases of the suite, which together cover each pair of traits.",
         ),
     ] = False,
     as_json: Json = False,
@@ -79,29 +79,27 @@ def check(
 
 
 def choose(name: str | None) -> tuple[Backend, int | None, str]:
-    """Chooses the backend to check for a device name. None means the device chosen by the settings.
+    """Chooses the backend to check for a device name. None means the device that the settings select.
 
     Returns the backend, the device index or None, and the reason for this choice. Raises DeviceUnavailableError if
     there is neither an accelerator nor an interpreter, and all errors of `choose_device`.
     """
     chosen = settings.current()
-    why = f"--device {name}" if name else f"device {chosen.device!r} (from {chosen.sources['device']})"
+    why = requested(name, "--device") if name else requested(chosen.device, chosen.sources["device"])
     backend, device = choose_device(name)
     device_type, _, index = device.partition(":")
     if backend is not None:
         return backend, int(index) if index else None, why
-    why += f": by default, no backend computes {device} tensors"
+    unserved = f"no backend computes {device} tensors ({why})"
     interpreter = next((backend for backend in registry.loaded() if backend.interpreted), None)
     if interpreter is None or interpreter.device_type != device_type:
-        raise DeviceUnavailableError(
-            f"nothing to check with {why}, so torch computes them; run `tridal doctor` to see what is missing"
-        )
+        raise DeviceUnavailableError(f"nothing to check: {unserved}; `tridal doctor` shows what is missing")
     if (reason := interpreter.unavailable()) is not None:
         raise DeviceUnavailableError(
-            f"nothing to check with {why}, and backend {interpreter.name!r} is not available: {reason}. "
-            f"To get it: {interpreter.install}"
+            f"nothing to check: {unserved}, and backend {interpreter.name!r} is not available: {reason}. "
+            f"To install it: {interpreter.install}"
         )
-    return interpreter, None, f"{why}, so backend {interpreter.name!r} runs the kernels in Triton's interpreter"
+    return interpreter, None, f"Running the kernels in Triton's interpreter, because {unserved}"
 
 
 def _run_unit_test(implementation: Implementation, out: Console) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def config(
     check: Annotated[
         Path | None,
         typer.Option(
-            "--check", metavar="FILE", help="Only check this settings file; the settings in force are ignored."
+            "--check", metavar="FILE", help="Only check this settings file, and ignore the settings in force."
         ),
     ] = None,
 ) -> None:

@@ -13,7 +13,7 @@ import typer
 from tridal import __version__
 from tridal.cli import broken, tested_versions
 from tridal.cli.config import effective, settings_table
-from tridal.cli.op_option import Json
+from tridal.cli.op_option import Json, requested
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
 from tridal.devices import registry, setting_table, settings, settings_file
 from tridal.devices.entry_points import describe_error, unreadable
@@ -26,7 +26,7 @@ _YES_NO = {True: "[green]yes[/]", False: "no"}
 def doctor(as_json: Json = False) -> None:
     """Show versions, backends, ops, devices and settings.
 
-    The exit code is 1 if the device chosen by the settings cannot be used.
+    The exit code is 1 if the device that the settings select cannot be used.
     """
     report = examine()
     if as_json:
@@ -136,7 +136,7 @@ def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, 
 
 
 def _chosen_device() -> dict[str, Any]:
-    """Runs an op on the device chosen by the settings. Returns the device, and whether the result is right."""
+    """Runs an op on the device that the settings select. Returns the device, and whether the result is right."""
     report: dict[str, Any] = dict.fromkeys(("asked", "source", "device", "backend")) | {"usable": False}
     try:
         current = settings.current()
@@ -229,19 +229,19 @@ def _show(report: dict[str, Any]) -> None:
         for line in lines:
             out.print(f"{label} {escape(line)}", soft_wrap=True)
     device = report["device"]
-    requested = f"device {device['asked']!r} (from {device['source']})" if device["asked"] else "the device"
+    name = f"{requested(device['asked'], device['source'])}," if device["asked"] else "the device"
     if device["usable"]:
         computes = f"backend {device['backend']!r}" if device["backend"] else "torch"
-        out.print(f"{PASS} {requested} is {device['device']}: {computes} computes its tensors", soft_wrap=True)
+        out.print(f"{PASS} {name} is {device['device']}: {computes} computes its tensors", soft_wrap=True)
     else:
-        out.print(f"{FAIL} {requested} cannot be used: {escape(device['problem'])}", soft_wrap=True)
+        out.print(f"{FAIL} {name} cannot be used: {escape(device['problem'])}", soft_wrap=True)
 
 
 def _backend_line(backend: dict[str, Any], devices: list[dict[str, Any]]) -> tuple[str, ...]:
     lines = "\n".join(_device_line(device) for device in devices if device["backend"] == backend["name"])
     details = escape(lines if backend["available"] else backend["reason"])
     if backend["install"]:
-        details += f"\n[dim]to get it: {escape(backend['install'])}[/]"
+        details += f"\n[dim]to install it: {escape(backend['install'])}[/]"
     return backend["name"], _YES_NO[backend["available"]], backend["origin"], details
 
 

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperOption
 
 from tridal.cli import broken
 from tridal.cli.output import reserved
-from tridal.devices import registry, settings
+from tridal.devices import registry, setting_table, settings
 from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import DTypeError, PlanError, UnknownDeviceError
@@ -23,7 +23,7 @@ ARCHITECTURES, DTYPES, PROVIDERS, CLASSES = "<architectures>", "<dtypes>", "<pro
 """Placeholders in help texts. The help shows the accepted values instead."""
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device: TypeAlias = Annotated[
-    str | None, typer.Option(help=f"The device: {DEVICES}. Default: the device chosen by the settings.")
+    str | None, typer.Option(help=f"The device: {DEVICES}. Default: the device that the settings select.")
 ]
 """Options of several commands."""
 _WITH_TORCH = {
@@ -35,6 +35,11 @@ _WITH_TORCH = {
     CLASSES: "tridal.benchmarks.workloads:SHAPE_CLASSES",
 }
 """The collection of accepted values, or a function that returns it, in a module that imports torch."""
+
+
+def requested(device: str, source: str) -> str:
+    """Describes the device of a command and what selects it."""
+    return f"device {device!r}, {'the default' if source == setting_table.DEFAULT else f'from {source}'}"
 
 
 def _values(placeholder: str) -> Iterable[str]:

@@ -51,7 +51,7 @@ def plan(
 ) -> None:
     """Show the launch plan of a contiguous ROWS x COLS matrix.
 
-    The plan has the schedule, the kernel configuration, the number of programs, and the reason for them.
+    The plan contains the schedule, the kernel configuration, the number of programs, and the reason for them.
     """
     from tridal.ops import planning
     from tridal.ops import table as ops
@@ -63,7 +63,7 @@ def plan(
         if device or arch:
             planning.target(device, arch)
         if source and as_json:
-            raise PlanError("give --source or --json, not both")
+            raise PlanError("pass either --source or --json, not both")
     planned = planning.planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
     if source:
         typer.echo(planned[2].source, file=stdout(), nl=False)

@@ -87,8 +87,8 @@ def available(name: str, source: str = "") -> CheckedBackend:
             if other.device_type == kind
         ]
         raise DeviceUnavailableError(
-            f"{source}{name!r} is not available here: {reason}. To get it: {backend.install}. {''.join(same_type)}"
-            f"To use the first available device: {AUTO!r}"
+            f"{source}{name!r} is not available: {reason}. To install it: {backend.install}. {''.join(same_type)}"
+            f"{AUTO!r} selects the first available device"
         )
     return backend
 

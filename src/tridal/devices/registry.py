@@ -130,7 +130,7 @@ def resolve(name: str, known_types: Container[str] = (), source: str = "") -> tu
         owner, count = repr(kind), 1 if kind in TORCH_ONLY else index + 1  # torch counts the devices of other types
     if index >= count:
         present = f"{count} device{'s' * (count != 1)}, counted from 0"
-        raise DeviceUnavailableError(f"{source}{name!r} is not here: {owner} has {present}")
+        raise DeviceUnavailableError(f"{source}{name!r} does not exist: {owner} has {present}")
     return backend, f"{kind}:{index}"
 
 

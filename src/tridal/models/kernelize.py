@@ -190,10 +190,10 @@ def _skipped(model: torch.nn.Module, skip: Skip | Sequence[Skip]) -> set[torch.n
         elif isinstance(pattern, str):
             found = {module for name, module in modules.items() if fnmatch.fnmatchcase(name, pattern)}
             if not found:
-                raise ValueError(f"skip={pattern!r} is the name of no module: see the names in model.named_modules()")
+                raise ValueError(f"skip: no module is named {pattern!r}; model.named_modules() lists the names")
             skipped |= found
         else:
-            raise TypeError(f"skip takes names of modules and classes of modules, got {pattern!r}")
+            raise TypeError(f"skip must contain names or classes of modules, got {pattern!r}")
     return skipped
 
 

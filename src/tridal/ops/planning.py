@@ -100,7 +100,7 @@ def planned(
     call = matrix_call(rows, cols, **question)
     backend, properties = target(device, arch)
     if call.problem.dtype not in backend.dtypes:
-        raise DTypeError(f"backend {backend.name!r} does not compute {call.problem.dtype}: torch does such tensors")
+        raise DTypeError(f"backend {backend.name!r} does not support {call.problem.dtype}: torch computes such tensors")
     chosen = settings.current()
     registry.check_backends(chosen)
     options = registry.options(backend, chosen)
@@ -122,7 +122,7 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
     """Finds the backend and the properties of a device that is present, or of an architecture by name."""
     if arch is not None:
         if device is not None:
-            raise PlanError("give a device or an arch, not both")
+            raise PlanError("pass either device or arch, not both")
         known = architectures()
         devices = {name: properties for name, (_, properties) in known.items()}
         found = find_architecture(arch, devices) if isinstance(arch, str) else None
@@ -130,7 +130,7 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
             names = [*known, *(alias for device in devices.values() for alias in device.aliases)]
             near = nearest(str(arch), names, cutoff=0.6)
             shown = ", ".join(architecture_names())
-            raise UnknownDeviceError(f"unknown architecture {arch!r}{near}; no backend plans for it (known: {shown})")
+            raise UnknownDeviceError(f"unknown architecture {arch!r}{near} (known: {shown})")
         return known[found]
     chosen = settings.current()
     if device is not None:
@@ -141,9 +141,7 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
     if backend is None:
         fixes = {"arch": next(iter(architectures()), None)}
         fixes |= {"device": next((backend.name for backend in registry.loaded() if backend.interpreted), None)}
-        error = DeviceUnavailableError(
-            f"the device {name} is {where} here, whose tensors torch computes without a plan"
-        )
+        error = DeviceUnavailableError(f"device {name} is {where}, whose tensors torch computes without a plan")
         error.fixes = {key: value for key, value in fixes.items() if value}
         raise error
     return backend, backend.properties(torch.device(where).index or 0)

@@ -119,7 +119,7 @@ def _find(name: str, known: Mapping[str, _T], declared: Mapping[str, _T]) -> _T:
     broken = next((entry for entry in registered() if entry.name == name and entry.fault is not None), None)
     if broken is not None:
         raise PlanError(f"op {name!r} of {broken.origin} cannot be used: {broken.fault}")
-    raise PlanError(f"unknown op {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+    raise PlanError(f"unknown op {name!r}{nearest(name, known)} (known: {', '.join(known)})")
 
 
 def check(op: Op) -> None:

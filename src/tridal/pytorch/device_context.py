@@ -81,9 +81,8 @@ def backend_computes(context: DeviceContext, dtypes: set[torch.dtype]) -> bool:
     if context.settings.fallback == "error":
         known = ", ".join(sorted(entry.name for entry in registry.registered()))
         raise NoBackendError(
-            f"{reason}, and fallback is 'error' ({context.settings.sources['fallback']}): set the setting fallback to "
-            f"'torch', or the setting device to one of the backends {known} "
-            "(`tridal doctor` says which are available)"
+            f"{reason}, and fallback is 'error' ({context.settings.sources['fallback']}): set fallback to 'torch', or "
+            f"device to one of the backends {known} (`tridal doctor` shows which are available)"
         )
     _log_fallback(reason)
     return False
@@ -94,7 +93,7 @@ def _unsupported(context: DeviceContext, dtypes: set[torch.dtype]) -> str | None
     if context.backend is None:
         return f"no available backend serves {context.device.type} tensors"
     missing = sorted({dtype_name(dtype) for dtype in dtypes} - context.backend.dtypes)
-    return f"backend {context.backend.name!r} does not compute {', '.join(missing)}" if missing else None
+    return f"backend {context.backend.name!r} does not support {', '.join(missing)}" if missing else None
 
 
 def record_torch_call(

@@ -60,7 +60,7 @@ def device(name: str | None = None) -> torch.device:
     if name is None:
         backend, found = registry.resolve_chosen(settings.current(), TORCH_TYPES)
     elif not isinstance(name, str):
-        raise TypeError(f"name must be the name of a device as text, for example 'cpu', got {name!r}")
+        raise TypeError(f"name must be a device name such as 'cpu', got {name!r}")
     else:
         backend, found = registry.resolve(name, TORCH_TYPES)
     try:

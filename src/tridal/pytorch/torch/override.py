@@ -66,7 +66,7 @@ class override_torch:
 
     def __enter__(self) -> override_torch:
         if self not in _active:
-            raise RuntimeError("this override has ended: call tridal.override_torch() for another")
+            raise RuntimeError("this override has ended: call tridal.override_torch() again")
         self._depth += 1
         return self
 
