@@ -64,7 +64,7 @@ def decision_of(model: torch.nn.Module) -> Any:
 
 BASES = Norm, Gelu, Gated
 BUFFER = "its forward reads the buffer ones, whose numbers may change"
-OTHER_MODE = "it computes something else in training than in evaluation"
+OTHER_MODE = "its results differ between training and evaluation"
 FORWARDS: list[tuple[Callable[[Any, Tensor], Tensor], str]] = [
     (drop, OTHER_MODE),
     (lambda m, x: m.compute(x) * (1.01 if m.training else 1), OTHER_MODE),

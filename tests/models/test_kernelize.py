@@ -68,7 +68,7 @@ def quantized() -> torch.nn.Module:
     return norm
 
 
-SCRIPT = "TorchScript has compiled it, and only modules of Python can be replaced"
+SCRIPT = "TorchScript has compiled it, and tridal replaces only Python modules"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -151,8 +151,8 @@ def test_a_change_is_logged_once_with_what_to_do(device: torch.device, caplog: p
         module(x)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "the class of ChangedNorm computes it, because the program has changed eps since kernelize. "
-        "To compare it again: tridal.models.restore(model), then tridal.kernelize(model)"
+        "ChangedNorm uses the forward of its class, because the program has changed eps since kernelize. "
+        "To compare it again, call tridal.models.restore(model) and tridal.kernelize(model)"
     )
     tridal.models.restore(module)
     tridal.kernelize(module)

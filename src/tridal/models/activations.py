@@ -104,7 +104,7 @@ class SoftmaxForm(Form):
 
 
 def is_softmax(module: torch.nn.Module) -> bool:
-    """Whether a module is one of torch that `SoftmaxForm` may compute."""
+    """Whether a module is one of torch that `SoftmaxForm` could replace."""
     return isinstance(module, (torch.nn.Softmax, torch.nn.LogSoftmax))
 
 

@@ -1,4 +1,4 @@
-"""Finds the modules of a model that tridal may compute, and decides how each is replaced, or why it is not."""
+"""Finds the modules of a model that tridal could replace, and decides how each is replaced, or why it is not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPILED = "compiled functions leave it to the compiler"
 
 
 class Family(NamedTuple):
-    """Modules that tridal may compute in the same way."""
+    """Modules that tridal could replace in the same way."""
 
     matches: Callable[[Any], bool]
     find_form: Callable[[Any], Any]
@@ -144,7 +144,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
     if isinstance(module, OURS):
         return "it is a module of tridal"
     if isinstance(module, torch.jit.ScriptModule):
-        return "TorchScript has compiled it, and only modules of Python can be replaced"
+        return "TorchScript has compiled it, and tridal replaces only Python modules"
     if "forward" in module.__dict__:
         found = origin(module.__dict__["forward"])
         return f"another package has replaced its forward by {found}; call kernelize before that package"

@@ -138,7 +138,7 @@ def in_both_modes(recorder: Recorder, compute: Callable[[], Sequence[Any]]) -> S
         recorder.set_mode(training)
         results.append(compute())
     if not all(map(_is_same, *results)):
-        raise Different("it computes something else in training than in evaluation")
+        raise Different("its results differ between training and evaluation")
     return results[1]
 
 

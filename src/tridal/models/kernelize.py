@@ -20,7 +20,7 @@ from tridal.pytorch.device_context import log
 from tridal.pytorch.devices import TORCH_TYPES
 
 Skip = str | type[torch.nn.Module]
-NOTHING = "it has no norm, no gated MLP, no rotary embedding, no softmax module and no loss that tridal may compute"
+NOTHING = "it has no norm, no gated MLP, no rotary embedding, no softmax module and no loss that tridal could replace"
 _WRAPPER = textwrap.TextWrapper(
     width=78, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
 )

@@ -52,4 +52,4 @@ def _compute(module: Any, find: Callable[[Any], Any], *inputs: Any) -> torch.Ten
 
 @functools.cache
 def _report(name: str, reason: str) -> None:
-    log.warning("the layer of tridal computes %s by its class: %s", name, reason)
+    log.warning("tridal's layer leaves %s to its class: %s", name, reason)

@@ -104,8 +104,8 @@ def is_patched(module: Any) -> bool:
 def log_changed(kind: str, name: str) -> None:
     """Logs once that modules compute as their class, because a program has changed what was compared."""
     log.warning(
-        "the class of %s computes it, because the program has changed %s since kernelize. To compare it again: "
-        "tridal.models.restore(model), then tridal.kernelize(model)", kind, name,
+        "%s uses the forward of its class, because the program has changed %s since kernelize. To compare it again, "
+        "call tridal.models.restore(model) and tridal.kernelize(model)", kind, name,
     )  # fmt: skip
 
 

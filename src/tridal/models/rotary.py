@@ -68,7 +68,7 @@ def find_form(module: torch.nn.Module) -> RotaryForm | str:
     found = _find(function, name)
     # The function that was compared is remembered here.
     if isinstance(found, RotaryForm) and _with_ours(forward, found) is forward:
-        return f"a decorator of its forward keeps the code that calls {name} in another place than its closure"
+        return f"a decorator of its forward keeps the code that calls {name} outside its closure"
     return found
 
 

@@ -50,7 +50,7 @@ def with_cache(compile: Callable[[], _T]) -> _T:
             again = f"nor can the folder for temporary files ({_reason(error)})"
             raise PlanError(f"{_describe(unusable, first)}, {again}: {_ADVICE}") from error
     _log.warning(
-        "%s: the kernels of this process are in a temporary folder, and compiled again in the next process; %s",
+        "%s: the kernels of this process are in a temporary folder, and the next process compiles them again; %s",
         _describe(unusable, first),
         _ADVICE,
     )
