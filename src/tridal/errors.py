@@ -36,7 +36,7 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 def unexpected(function: Callable[..., object], arguments: Iterable[str]) -> TypeError:
-    """Returns the error for keyword arguments that a function does not have."""
+    """The TypeError that Python raises for keyword arguments that a function does not have."""
     name = next(iter(arguments))
     suggestion = nearest(name, inspect.signature(function).parameters)
     return TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{suggestion}")
@@ -54,7 +54,7 @@ class TridalError(Exception):
         return self._with_fixes("{}={!r}")
 
     def for_commands(self) -> str:
-        """Returns the message for the command line."""
+        """The message with options of the command line in place of arguments."""
         return self._with_fixes("--{} {}")
 
     def _with_fixes(self, template: str) -> str:

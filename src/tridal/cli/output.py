@@ -29,7 +29,7 @@ _own: ContextVar[TextIO | None] = ContextVar("tridal_stdout", default=None)
 
 
 def stdout() -> TextIO:
-    """Returns the stream for the output of the command."""
+    """The stream to which the command writes its output."""
     return _own.get() or sys.stdout
 
 
@@ -108,7 +108,7 @@ def _replace_non_finite(data: Any) -> Any:
 
 
 def console(stderr: bool = False, quiet: bool = False) -> Console:
-    """Returns a console for stdout or stderr, without automatic highlighting."""
+    """Makes a console for stdout or stderr, without automatic highlighting."""
     result = Console(file=sys.stderr if stderr else stdout(), quiet=quiet, highlight=False)
     if not result.is_terminal:
         result.width = shutil.get_terminal_size((_FILE_WIDTH, 0)).columns
@@ -134,7 +134,7 @@ def track(items: Sequence[_T], name: Callable[[_T], str], title: str = "") -> It
 
 
 def grid(*rows: tuple[str, str]) -> Table:
-    """Returns a table of names and values, without lines and headings."""
+    """Makes a table of names and values, without lines and headings."""
     result = Table.grid(padding=(0, 2))
     result.add_column(style="cyan", overflow="fold")
     result.add_column(overflow="fold")
@@ -144,7 +144,7 @@ def grid(*rows: tuple[str, str]) -> Table:
 
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[str]], right: Collection[str] = ()) -> Table:
-    """Returns a table. The columns named in `right` are right-aligned."""
+    """Makes a table whose columns in `right` are right-aligned."""
     result = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in headings:
         result.add_column(heading, justify="right" if heading in right else "left", overflow="fold")

@@ -79,7 +79,7 @@ def plan(
 
 
 def plan_as_dict(backend: Backend, properties: DeviceProperties, launch_plan: KernelPlan) -> dict[str, Any]:
-    """Returns the plan with its backend and device as data for JSON."""
+    """The plan, its backend and its device as data for JSON."""
     return {"backend": backend.name, "device": asdict(properties), "plan": launch_plan.as_dict()}
 
 

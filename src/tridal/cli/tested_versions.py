@@ -16,7 +16,7 @@ TESTED: Mapping[str, tuple[str, str]] = {
 
 
 def as_text() -> str:
-    """Returns the tested pairs of versions as text."""
+    """The tested versions, such as "torch 2.7 with triton 3.3, torch 2.9 with triton 3.5"."""
     return ", ".join(f"torch {torch} with triton {triton}" for torch, triton in PAIRS)
 
 

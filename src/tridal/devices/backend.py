@@ -79,11 +79,11 @@ class Backend(Protocol):
         return 1
 
     def properties(self, index: int) -> DeviceProperties:
-        """Returns the properties of a device that is present."""
+        """The properties of the device with this index, which is present."""
         raise NotImplementedError
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Returns the properties of devices by the names that `tridal plan --arch` takes. They need not be present."""
+        """The properties of known devices, present or not, by the names that `tridal plan --arch` takes."""
         raise NotImplementedError
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
@@ -129,11 +129,11 @@ class BackendBase(Backend):
     """Properties by the name of the architecture. The first entry is the device that is present."""
 
     def properties(self, index: int) -> DeviceProperties:
-        """Returns the first entry of `devices`."""
+        """The first entry of `devices`."""
         return next(iter(self.devices.values()))
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Returns `devices`."""
+        """The attribute `devices`."""
         return self.devices
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:

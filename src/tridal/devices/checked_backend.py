@@ -91,15 +91,15 @@ class CheckedBackend(BackendBase):
             return f"its plugin has a fault: {error}"
 
     def device_count(self) -> int:
-        """Returns the number of devices that are present."""
+        """The number of devices that are present."""
         return int(_answer(self, "device_count"))
 
     def properties(self, index: int) -> DeviceProperties:
-        """Returns the properties of a device that is present."""
+        """The properties of the device with this index, which is present."""
         return _answer(self, "properties", index)  # type: ignore[no-any-return]
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Returns the properties of devices by the names that `tridal plan --arch` takes."""
+        """The properties of known devices by the names that `tridal plan --arch` takes."""
         return _answer(self, "architectures")  # type: ignore[no-any-return]
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
@@ -123,7 +123,7 @@ class CheckedBackend(BackendBase):
         return planned  # type: ignore[no-any-return]
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Returns the resources of a compiled kernel."""
+        """The checked resources of a compiled kernel, see `Backend.resources`."""
         return self._call("resources", asm, shared_memory)  # type: ignore[no-any-return]
 
     def on_device(self, index: int) -> DeviceProperties:

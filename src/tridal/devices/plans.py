@@ -94,5 +94,5 @@ class LaunchPlan:
         return self.config.schedule
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
+        """The plan as plain data for JSON."""
         return {"schedule": self.schedule, **asdict(self)}

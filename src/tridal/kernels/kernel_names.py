@@ -66,7 +66,7 @@ def _derived(kernel: RowKernel) -> list[str]:
 
 
 def _variables(kernel: RowKernel) -> set[tuple[str, str]]:
-    """Returns the variables for the names of a kernel, each with the name."""
+    """Each variable of a kernel, with the name that it belongs to."""
     found = {(form.format(s.name), s.name) for s in kernel.statistics for form in ("{}", "{}_edge")}
     return found | {
         (form.format(name), name)

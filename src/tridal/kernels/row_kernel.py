@@ -181,7 +181,7 @@ class RowKernel:
         return names + [name for name, _ in self.constants]
 
     def fault(self) -> str | None:
-        """Returns a description of a fault in the declaration, or None if there is none."""
+        """Describes the first fault in the declaration, or returns None."""
         statistics = self.statistics
         if type(self.live_tiles) is not int or not 1 <= self.live_tiles <= MAX_LIVE_TILES:
             wanted = f"expected an integer from 1 to {MAX_LIVE_TILES}"

@@ -196,7 +196,7 @@ class TextPlan:
         return f"{pointer} + row_at + {times('row_index', self.number('row_inner'))}"
 
     def column(self, area: Area) -> str:
-        """Returns the variable of the column of each element."""
+        """The variable that holds the column of each element."""
         return area("column" if self.begins or area is not self.body else "columns")
 
     def head(self, rows: str) -> str:

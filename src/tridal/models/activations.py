@@ -109,7 +109,7 @@ def is_softmax(module: torch.nn.Module) -> bool:
 
 
 def find_softmax(module: torch.nn.Module) -> SoftmaxForm | str:
-    """Returns the form of a module of torch, or why there is none."""
+    """Finds the form of a module of torch, or the reason why there is none."""
     name = "Softmax" if isinstance(module, torch.nn.Softmax) else "LogSoftmax"
     if origin(type(module).forward) != "torch.nn.modules.activation.forward":
         return f"it has its own forward, which is not that of torch.nn.{name}"

@@ -80,7 +80,7 @@ def may_be_replaced(module: torch.nn.Module) -> bool:
 
 
 def decide(module: torch.nn.Module) -> Decision | None:
-    """Returns the decision for a module, without the loss of a model. Returns None if the module is no candidate."""
+    """Decides how to replace a module, apart from the loss of a model. Returns None if the module is no candidate."""
     family = None if isinstance(module, Replacement) else _family_of(module)
     found = None if family is None else _why_not(module) or family.find_form(module)
     if family is None or found is None:
@@ -140,7 +140,6 @@ def _calls_loss_function(model: Any) -> bool:
 
 
 def _why_not(module: torch.nn.Module) -> str | None:
-    """Returns why no module of this kind can be replaced, or None."""
     if isinstance(module, OURS):
         return "it is a module of tridal"
     if isinstance(module, torch.jit.ScriptModule):

@@ -171,7 +171,6 @@ AGAIN = "To fuse it again: tridal.models.restore(model), then tridal.kernelize(m
 
 
 def _why_not_fused(model: Any, form: CausalLMForm, head: Any) -> str | None:
-    """Returns why the loss of a call with labels is not fused, or None."""
     changed = None
     if not isinstance(head, Head):
         changed = form.head

@@ -87,7 +87,7 @@ def may_be_experts(module: torch.nn.Module) -> bool:
 
 
 def _others(module: torch.nn.Module) -> tuple[list[str], list[str], list[str]]:
-    """Returns the names of the modules that may be an activation, of those that may be a dropout, and of all others."""
+    """Names the modules inside that may be an activation, those that may be a dropout, and all others."""
     layers = _layers_of(module)
     names: tuple[list[str], list[str], list[str]] = [], [], []
     for name, child in _inside(module):

@@ -94,7 +94,7 @@ _GATES: tuple[dict[str, Any], ...] = tuple(
 
 
 def _groups(module: torch.nn.Module, shape: tuple[int, ...]) -> set[int]:
-    """Returns the numbers of groups that a module may have. It has an attribute for their number or their size."""
+    """The numbers of groups that a module may have, from an attribute for their number or their size."""
     sizes = [v for name, v in module.__dict__.items() if "group" in name and isinstance(v, int) and v > 0]
     given = {groups for size in sizes for groups in (size, shape[-1] // size) if groups and shape[-1] % groups == 0}
     return {1, *(given if len(shape) == 1 else ())}

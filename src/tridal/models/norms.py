@@ -171,7 +171,7 @@ class GatedNormForm(NormForm):
 
 
 def parameters_of(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters of a module by name, without those that are None."""
+    """The parameters of a module by name, without those that are None."""
     return {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
 
 
@@ -181,7 +181,6 @@ def _has_torch_function(tensor: Any) -> bool:
 
 
 def _is_gate(gate: Any, x: Tensor) -> bool:
-    """Returns whether a tensor can be the gate of an input."""
     plain = isinstance(gate, Tensor) and not _has_torch_function(gate) and not gate.is_nested
     return plain and gate.shape == x.shape and gate.device == x.device
 

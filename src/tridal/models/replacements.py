@@ -142,7 +142,7 @@ def is_replaced(module: torch.nn.Module) -> bool:
 
 
 def hooks_of(module: Any) -> list[Any]:
-    """Returns the hooks that run in a call of a module, also those of all modules."""
+    """The hooks that run in a call of a module, including those registered for all modules."""
     own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return [hook for hooks in (*own, *private.GLOBAL_HOOKS) for hook in hooks.values()]
 

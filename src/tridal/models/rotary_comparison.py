@@ -87,7 +87,7 @@ class RotaryForm(Form):
         )
 
     def size(self, cos: Tensor) -> int:
-        """Returns the number of elements that cos rotates."""
+        """The number of elements that cos rotates."""
         return cos.shape[-1] * (2 if self.factor == "pair" else 1)
 
     def factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, int | None]:
@@ -100,7 +100,7 @@ class RotaryForm(Form):
 
 
 def parameters_of(function: Rotate) -> Parameters | None:
-    """Returns the parameters of a function, or None if it has other ones."""
+    """Reads the parameters of a rotary function, or returns None if it has others."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):

@@ -25,11 +25,11 @@ class UnreadLogits:
         self.hidden, self._head, self._steps = hidden, head, steps
 
     def is_read(self) -> bool:
-        """Returns whether the logits have been computed."""
+        """Whether the logits have been computed."""
         return self._logits is not None
 
     def read(self) -> torch.Tensor:
-        """Returns the logits. They are computed once, because a program may change them in place."""
+        """Computes the logits, but only once, because a program may change them in place."""
         if self._logits is None:
             logits = self._head(self.hidden)
             for name, arguments in self._steps:
@@ -66,7 +66,7 @@ class UnreadLogits:
 
 
 def _read(value: Any) -> Any:
-    """Returns a value with the logits instead of unread ones, also in lists and tuples."""
+    """Replaces unread logits by the logits, also inside lists and tuples."""
     if isinstance(value, (list, tuple)):
         return type(value)([_read(item) for item in value])
     return value.read() if isinstance(value, UnreadLogits) else value

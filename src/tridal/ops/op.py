@@ -261,14 +261,13 @@ class Op:
             raise PluginError(f"op {self.name!r}: {field} {name!r} cannot be loaded: {reason}") from error
 
     def fault(self) -> str | None:
-        """Returns a description of a fault in the declaration, or None if there is none."""
+        """Describes the first fault in the declaration, or returns None."""
         return next(faults(self), None)
 
     def _argument(self, name: str) -> Argument:
         return next(argument for argument in self.signature.arguments if argument.name == name)
 
     def _saved_argument(self, name: str, source: str) -> Argument:
-        """Returns the argument of the gradient for a saved tensor."""
         known: dict[str, Argument | Result] = {result.name: result for result in self.results}
         known |= {argument.name: argument for argument in self.arguments}
         found = known[source]

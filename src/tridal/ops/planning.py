@@ -49,7 +49,7 @@ class KernelPlan(LaunchPlan):
         return self.call.programs(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON, without the source."""
+        """The plan as plain data for JSON, without the source."""
         return {**LaunchPlan(**_fields(self)).as_dict(), "launched_programs": self.launched_programs}
 
 

@@ -42,11 +42,11 @@ class RowReduce:
         return x.sum()
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the mean of each row. The dim is kept with size 1."""
+        """The mean of each row. Keeps the dim with size 1."""
         return self(x, "sum") / self.count
 
     def columns(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the column of each element, in int64. It can be broadcast to x."""
+        """The column of each element, as an int64 tensor that can be broadcast to x."""
         shape = [1] * x.dim()
         shape[self.dim] = self.count
         return x.new_ones(shape, dtype=torch.int64).cumsum(self.dim) - 1  # a DTensor for a DTensor

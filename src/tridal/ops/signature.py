@@ -121,7 +121,7 @@ class Signature:
 
 
 def role_in(role: RoleOf | None, named: Named) -> Role | None:
-    """Returns a role in a call."""
+    """Resolves a role that depends on the arguments of the call."""
     return role(named) if callable(role) else role
 
 

@@ -60,7 +60,7 @@ def clear() -> None:
 
 
 def ops() -> dict[str, Op]:
-    """Returns the ops that can be used, by name."""
+    """The ops that can be used, by name."""
     found = {entry.name: entry.op for entry in registered() if entry.op is not None}
     return found | {name: op for name, op in _declared.items() if name in found and _is_again(op, found[name])}
 
@@ -71,7 +71,7 @@ def first() -> Op:
 
 
 def kernels() -> dict[str, RowKernel]:
-    """Returns the kernels of all ops by name, for example "softmax" and "softmax_backward"."""
+    """The kernels of all ops by name, for example "softmax" and "softmax_backward"."""
     return {kernel.name: kernel for op in ops().values() for kernel in op.kernels}
 
 
@@ -191,7 +191,6 @@ def _bundled(op: Op) -> RegisteredOp:
 
 
 def _fault(op: object, name: str, known: Mapping[str, RegisteredOp]) -> str | None:
-    """Returns a description of a fault in a loaded op, or None if there is none."""
     if not isinstance(op, Op):
         return f"expected a tridal.ops.Op, found {type(op).__name__}"
     if op.name != name:

@@ -104,7 +104,7 @@ def bind_kernel(
 
 
 def _with_launches(found: launch.Launch, change: Callable[[Callable[..., None]], Callable[..., None]]) -> launch.Launch:
-    """Returns the launch with change(launch) instead of each launch, by tensors and by addresses."""
+    """Applies change(launch) to both launches, the one by tensors and the one by addresses."""
     by_address = None if found.by_address is None else change(found.by_address)
     return found._replace(launch=change(found.launch), by_address=by_address)
 
@@ -132,7 +132,7 @@ def merges_rows(kernel: RowKernel, cols: int) -> bool:
 
 
 def _of_merged_rows(found: launch.Launch) -> launch.Launch:
-    """Returns the launch of merged rows as one that takes the number of rows before they were merged."""
+    """Wraps a launch of merged rows so that it takes the number of rows before they were merged."""
     first, last = found.row_range
 
     def merged(launch_merged: Callable[..., None]) -> Callable[..., None]:

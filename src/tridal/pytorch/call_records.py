@@ -43,7 +43,6 @@ class CallRecord:
         return f"{self.backend}: {self.schedule or self.reason}"
 
     def __str__(self) -> str:
-        """Returns the record in one line."""
         return f"{self.op} of {list(self.shape)} {self.dtype} on {self.device} by {self.computed_by}"
 
 
@@ -101,7 +100,7 @@ def record(call: CallRecord) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype, for example "float32"."""
+    """The name of a dtype without "torch.", for example "float32"."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -89,7 +89,7 @@ def backend_computes(context: DeviceContext, dtypes: set[torch.dtype]) -> bool:
 
 
 def _unsupported(context: DeviceContext, dtypes: set[torch.dtype]) -> str | None:
-    """Returns why no kernel computes these dtypes on the context's device; None if a kernel does."""
+    """The reason why no kernel computes these dtypes on the context's device; None if a kernel does."""
     if context.backend is None:
         return f"no available backend serves {context.device.type} tensors"
     missing = sorted({dtype_name(dtype) for dtype in dtypes} - context.backend.dtypes)

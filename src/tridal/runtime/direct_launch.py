@@ -69,5 +69,5 @@ def direct_launch(
 
 
 def _source(name: str, value: int | Count) -> str:
-    """Returns the source of an argument: its name, or a call of it with the rows."""
+    """The source of an argument: its name, or a call of it with the rows."""
     return f"{name}(rows)" if callable(value) else name

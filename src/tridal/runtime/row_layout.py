@@ -94,12 +94,12 @@ class RowLayout:
         return outer, inner
 
     def max_offset(self, rows: int, cols: int) -> int:
-        """Returns the largest offset, in elements, from the first element of a rows x cols tile."""
+        """The largest offset, in elements, from the first element of a rows x cols tile."""
         return max((rows - 1) * s[1] + (cols - 1) * s[2] for s in self.groups)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides, in elements, of a contiguous tensor. No size may be zero."""
+    """The strides, in elements, of a contiguous tensor. No size may be zero."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 

@@ -125,7 +125,7 @@ class OpCases:
 
 
 def op_cases(op: Op) -> OpCases:
-    """Returns what an op adds to its declaration."""
+    """What `Op.cases` of an op names, or the defaults."""
     return OpCases() if op.cases is None else op.load("cases")
 
 
@@ -143,5 +143,5 @@ def is_choice(argument: Argument) -> bool:
 
 
 def optional_tensors(op: Op) -> tuple[str, ...]:
-    """Returns the names of the tensors that may be absent."""
+    """The names of the tensors that may be absent."""
     return tuple(argument.name for argument in op.arguments if argument.type == "Tensor" and argument.optional)

@@ -8,7 +8,7 @@ from tridal.devices.types import Backend
 
 
 def with_members(backend: Backend, **members: Any) -> Backend:
-    """Returns a backend with these members, which has all other members of `backend`."""
+    """A copy of a backend in which these members are replaced."""
     return cast(Backend, _Changed(backend, members))
 
 

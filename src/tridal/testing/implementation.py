@@ -39,7 +39,7 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
 
 
 def with_plans(backend: Backend, suffix: str, override: PlanOverride) -> Backend:
-    """Returns the backend with overridden plans and a suffix at its name."""
+    """Overrides the plans of a backend, and adds a suffix to its name."""
 
     def plan(problem: Problem, *arguments: Any) -> LaunchPlan:
         return override(backend.plan(problem, *arguments), problem)

@@ -23,7 +23,7 @@ CASTINGS = (None, "llama")
 
 
 def _activation(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """Returns activation(gate) and its derivative."""
+    """activation(gate), and its derivative."""
     large, small = torch.sigmoid(gate), torch.sigmoid(-gate)
     return (gate * large, large + gate * large * small) if activation == "silu" else (large, large * small)
 

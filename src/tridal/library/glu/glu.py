@@ -38,7 +38,7 @@ def _factor(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
 
 
 def _columns(input: Tensor, up: Tensor | None, reduce: RowReduce) -> tuple[Tensor, Tensor]:
-    """Returns the gate and the other tensor. Without `up`, they have a number per row."""
+    """The gate and up, which without `up` have a number per row."""
     if up is not None:
         return input, up
     first = reduce.columns(input) == 0
@@ -46,14 +46,14 @@ def _columns(input: Tensor, up: Tensor | None, reduce: RowReduce) -> tuple[Tenso
 
 
 def _views(call: Steps, input: Tensor, up: Tensor | None, dim: int) -> tuple[Tensor, Tensor]:
-    """Returns the gate and the other tensor. Without `up`, they are views of the input."""
+    """The gate and up, which without `up` are views of the input."""
     if up is not None:
         return input, up
     return call.view(Tensor.select, input, dim, 0), call.view(Tensor.select, input, dim, 1)
 
 
 def _limited(gate: Tensor, up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
-    """Returns the gate, which is at most `limit`, and up, which is between -limit and limit."""
+    """Clamps the gate to at most `limit`, and up to between -limit and limit."""
     if limit is None:
         return gate, up
     largest = gate.new_full((), limit)

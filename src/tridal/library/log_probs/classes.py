@@ -21,7 +21,7 @@ Numbers = tuple[float, float | None, int | None]
 
 
 def scaled(x: Tensor, temperature: float) -> Tensor:
-    """Returns x / temperature."""
+    """x / temperature."""
     return x if temperature == 1 else x * (1 / temperature)
 
 
@@ -33,7 +33,7 @@ def through_score(dx: Tensor, y: Tensor, numbers: Numbers) -> Tensor:
 
 
 def is_ignored(target: Tensor, ignore_index: int | None) -> Tensor:
-    """Returns for each row whether its target is ignored."""
+    """Whether each row's target is ignored, as a tensor of bools."""
     return torch.zeros_like(target, dtype=torch.bool) if ignore_index is None else target == ignore_index
 
 

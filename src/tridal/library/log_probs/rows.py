@@ -51,7 +51,7 @@ class PerRow(NamedTuple):
         return PerRow(target.long(), ids, teacher, mask)  # an ignore_index of -100 would wrap to 156 in uint8
 
     def flat(self, dims: int) -> PerRow:
-        """Returns the tensors with one dim of rows instead of `dims`."""
+        """Merges `dims` into one dim of rows."""
         return self._each(lambda tensor: tensor.reshape(-1, *tensor.shape[dims:]))
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> PerRow:
@@ -67,7 +67,7 @@ class PerRow(NamedTuple):
         return None if capturing else mask.nonzero().squeeze(1)
 
     def selected(self, rows: Tensor) -> PerRow:
-        """Returns the tensors of some rows, none of which is masked."""
+        """Selects rows, none of which is masked."""
         return self._replace(mask=None)._each(lambda tensor: tensor.index_select(0, rows))
 
     def ignoring(self, ignore_index: int | None) -> tuple[PerRow, int | None]:

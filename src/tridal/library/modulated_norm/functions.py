@@ -106,7 +106,7 @@ def _compute(
 
 
 def _can_expand(shape: torch.Size, to: torch.Size, dims: int) -> bool:
-    """Returns whether a shape is another one, in which sizes before the last `dims` may be one."""
+    """Whether a shape equals another one, except that its sizes before the last `dims` may be one."""
     if len(shape) != len(to) or shape[len(to) - dims :] != to[len(to) - dims :]:
         return False
     return all(size in (1, other) for size, other in zip(shape, to, strict=True))

@@ -80,7 +80,7 @@ def _dtype_of(name: str, named: Named) -> torch.dtype:
 
 
 def _pairs(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, ...]:
-    """Returns views of the first and of the second element of each pair of the first `size` elements."""
+    """Views of the first and of the second element of each pair in the first `size` elements."""
     sizes, dim = ((size // 2, 2), -1) if interleaved else ((2, size // 2), -2)
     return torch.unflatten(x.narrow(-1, 0, size), -1, sizes).unbind(dim)
 

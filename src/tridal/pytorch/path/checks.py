@@ -48,7 +48,7 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str, nam
 
 
 def _is_index(value: Any) -> bool:
-    """Returns whether a value that is no int is an index, as a tensor with one integer is."""
+    """Whether a value that is not an int works as an index, as a tensor with one integer does."""
     try:
         operator.index(value)
     except TypeError:

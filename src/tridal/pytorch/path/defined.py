@@ -31,17 +31,17 @@ def check_newest(op: Op) -> None:
 
 
 def as_tuple(results: Any) -> Results:
-    """Returns the results of a registered op as a tuple."""
+    """Puts the result of a registered op that has only one into a tuple."""
     return (results,) if isinstance(results, torch.Tensor) else results
 
 
 def first(results: Results, count: int) -> Any:
-    """Returns the first result, or a tuple of the first `count` results."""
+    """The only result if `count` is one, else a tuple of the first `count` results."""
     return results[0] if count == 1 else results[:count]
 
 
 def call_registered(op: Op, arguments: Sequence[Any], results: int) -> Any:
-    """Returns the first `results` of the registered op, as a function returns them."""
+    """Calls the registered op for its first `results`, and returns them as a function does."""
     return first(as_tuple(overload(op.name)(*arguments)), results)
 
 

@@ -89,6 +89,6 @@ def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | No
 
 
 def _registered_gradients(arguments: Arguments) -> Results:
-    """Returns the results of the registered gradient, with None instead of the empty tensors of absent ones."""
+    """Calls the registered gradient, and replaces the empty tensors of absent results by None."""
     results = as_tuple(overload(arguments.signature.name)(*arguments.values))
     return tuple(None if arguments.lacks(index) else result for index, result in enumerate(results))

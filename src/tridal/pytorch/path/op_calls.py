@@ -98,7 +98,6 @@ def make_call(
 
 
 def _bare(call: Call, bare: bool) -> Call:
-    """Returns the call, or the one that returns its first result."""
     return Call(lambda *tensors: call.run(*tensors)[0], call.any_rows, call.by_kernels) if bare else call
 
 
@@ -173,7 +172,7 @@ def _by_steps(op: Op, arguments: Arguments, results: int, overwrites: bool) -> R
 
 
 def _wanted(arguments: Arguments, results: int) -> list[bool]:
-    """Returns for each result whether a call that needs the first `results` has it."""
+    """Tells for each result whether a call that needs the first `results` has it."""
     return [index < results and not arguments.lacks(index) for index in range(len(arguments.signature.results))]
 
 
@@ -232,7 +231,6 @@ def _match(
 
 
 def _constants(op: Op, arguments: Arguments) -> tuple[tuple[str, Any], ...]:
-    """Returns the constants of the kernel that follow from a call."""
     assert op.constants is not None
     with naming(op, "constants"):
         constants = op.constants(NamedArguments(arguments))
@@ -267,7 +265,7 @@ def _kernel_tensors(signature: Signature) -> tuple[tuple[tuple[int, str], ...], 
 
 
 def _flat(signature: Signature, rows: Rows, tensor: Tensor, position: int) -> Tensor:
-    """Returns the tensor with the dims of a row as one."""
+    """Merges the dims of a row into one."""
     role = signature.arguments[position].role
     if rows.dims == 1 or role in ("row", "index", "mask"):
         return tensor

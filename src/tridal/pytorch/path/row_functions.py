@@ -162,7 +162,7 @@ def _arguments(
     op: Op, tensors: tuple[Any, ...], dim: int, dtype: torch.dtype | None, numbers: tuple[Any, ...],
     modification: tuple[Any, ...],
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Returns the arguments of the registered op, from the checked arguments of the function."""
+    """Orders the checked arguments of the function as the registered op takes them."""
     if len(modification) > 0:
         mask, scale, *others = modification
         modification = (mask, float(scale) if scale == scale else math.nan, *others)  # NaN is not equal to another NaN

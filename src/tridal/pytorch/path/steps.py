@@ -268,7 +268,7 @@ class Recorder(Steps):
 
 
 def _meta(value: Any) -> Any:
-    """Returns a meta tensor with the description of a tensor, and other values as they are."""
+    """Replaces a tensor by a meta tensor with the same description, and keeps other values."""
     if not isinstance(value, Tensor) or value.is_meta:
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")

@@ -112,7 +112,6 @@ _WHOLE: Placement = Replicate()
 
 
 def _rule(registered: Registered) -> Any:
-    """Returns the rule of a registered op."""
     in_torch: Callable[..., Results] = row_math.compute
     if registered.name != registered.op:
         in_torch = row_math.compute_gradient

@@ -26,7 +26,7 @@ MISSING: list[str] = []
 
 
 def _item(path: str, fallback: Any = None) -> Any:
-    """Returns the attribute with this path, or the fallback if the attribute does not exist."""
+    """Looks up an attribute by its path; if it does not exist, returns the fallback."""
     ITEMS.append(path)
     owner, _, name = path.rpartition(".")
     try:
@@ -122,7 +122,7 @@ def autocast_enabled(device_type: str) -> bool:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Returns a context in which autocast is disabled for a device type."""
+    """A context that disables autocast for a device type."""
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
 
 

@@ -14,7 +14,7 @@ inverse_rms = rms_norm.inverse_rms
 
 @triton.jit
 def _activation(gate, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
-    """Returns activation(gate) and its derivative."""
+    """activation(gate), and its derivative."""
     large, small = sigmoids(gate, EXP2_BIAS)
     if ACTIVATION == "silu":
         return gate * large, large + gate * (large * small)

@@ -14,7 +14,7 @@ from tridal.library.softmax.kernels.softmax import rebase
 
 @triton.jit
 def _scaled(x, inverse_temperature):
-    """Returns x / temperature."""
+    """x / temperature."""
     return x if inverse_temperature is None else x * inverse_temperature
 
 
