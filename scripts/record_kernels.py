@@ -3,8 +3,8 @@
 A case is a JSON object: the architecture, the function, and the function's arguments by name. A tensor is text, such as
 "bfloat16[4096,1024]", with its strides "(1028,1)" and its offset "+1" if it is not contiguous. Tensors are CPU tensors
 that nothing reads. A backend with the plans for the architecture replaces the bundled backend for CPU tensors, and a
-driver that launches nothing replaces Triton's. So this file uses public functions, the protocol of a backend and
-Triton, and nothing else of tridal.
+driver that launches nothing replaces Triton's. This file therefore uses public functions, the protocol of a backend
+and Triton, and nothing else of tridal.
 """
 
 from __future__ import annotations

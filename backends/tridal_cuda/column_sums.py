@@ -14,8 +14,8 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
     """Fits a kernel with `column_writes`. None stands for other kernels, layouts and dtypes.
 
     Programs loop over tiles, because each keeps sums in registers: those of its own block of columns if a row is wider
-    than a tile. Registers that hold sums cannot hold further tiles. So loads have a software pipeline, or tiles are
-    loaded again.
+    than a tile. Because registers that hold sums cannot hold further tiles, loads are pipelined, or tiles are loaded
+    again.
     """
     if not problem.column_writes or problem.layout == "inner" or problem.accumulator == 8:
         return None

@@ -45,7 +45,7 @@ class Interpreter(BackendBase):
     }
     install = "pip install 'tridal[interpreter]'"
     devices: Mapping[str, DeviceProperties] = {
-        # Memory does not limit programs, because they run one after another. So none can wait for another one.
+        # Programs run one after another, so memory does not limit them, and none can wait for another one.
         "interpreter": DeviceProperties(
             f"Triton interpreter on {platform.machine()}", "interpreter", 1, max_programs=1, core_name="process"
         )

@@ -1,7 +1,7 @@
 """Tables of CUDA plans: `tests/golden/plans-cuda-triton-VERSION.json`, one for each version of Triton.
 
 A plan depends on the problem, the device, the constants in `tridal_cuda.tuning`, and the resources that the compiler
-reports for the configurations that are tried. A table contains all of them. So tests make its plans again without the
+reports for the configurations that are tried. A table contains all of them, so tests make its plans again without the
 compiler, and with any installed version of Triton.
 """
 

@@ -97,7 +97,7 @@ def test_unknown_op_suggests_similar_names() -> None:
 
 
 def test_ops_with_equal_traits_are_equal_problems() -> None:
-    """So they get equal plans: a plan depends on nothing but the problem."""
+    """They get equal plans, because a plan depends on nothing but the problem."""
     other = RowKernel("other_backward", "other", ("g", "z"), (Statistic("total", "sum", term="f"),), ("h",))
     layout = row_layout((64, 1000), (1000, 1), 1)
     assert layout is not None

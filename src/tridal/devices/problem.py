@@ -30,8 +30,8 @@ MAX_TILE = 1 << 20
 MAX_32_BIT_ROWS = 2**28
 """The largest number of rows for which kernels number tiles with 32 bits.
 
-There are at most as many tiles as rows, and as many groups of programs as tiles. So the largest number that a kernel
-computes with 32 bits is at most five times the rows: `tridal.kernels.tile_counter.iterations`.
+Because there are at most as many tiles as rows, and as many groups of programs as tiles, the largest number that a
+kernel computes with 32 bits is at most five times the rows: `tridal.kernels.tile_counter.iterations`.
 """
 MAX_32_BIT_ELEMENTS = 2**31
 """The largest number of elements with 32-bit offsets. No bucket of rows has numbers on both sides of it."""

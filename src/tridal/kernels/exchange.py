@@ -83,7 +83,7 @@ def _meet():
 
 @triton.jit
 def after_picked(first, picked, cols):
-    """Returns `first` as a value that depends on the picked numbers. So these are loaded before it is published.
+    """Makes `first` depend on the picked numbers, so that these are loaded before it is published.
 
     Another program may write these elements in place as soon as all parts are published, and a relaxed exchange does
     not order the loads before it.
@@ -171,8 +171,8 @@ def collect(workspace, tile, rank, first, body, cols, *parameters):
 def clear_slots(workspace, tile, rank):
     """Clears the slots that a program published for `tile`. Does nothing if `tile` is negative.
 
-    All programs of the row must have read them. A program reads them before it publishes the group's next tile. So call
-    this after the exchange of that tile.
+    Call this after the exchange of the group's next tile: all programs of the row must have read the slots, and each
+    reads them before it publishes that tile.
     """
     if tile >= 0:
         slots = workspace + tl.cast(tile, tl.int64) * SLOTS

@@ -99,8 +99,8 @@ def hide_stride(w: Writer, number: int) -> None:
     """Hides the stride between columns from Triton in pass `number` over a tile.
 
     In a cooperative schedule over inner rows, Triton would move the offsets of all elements out of the loop and keep
-    them in registers. So `TextPlan.at` adds `zero` to the stride. It is 0, because no tile is negative, but Triton
-    does not know that.
+    them in registers. To prevent this, `TextPlan.at` adds `zero` to the stride. It is 0, because no tile is negative,
+    but Triton does not know that.
     """
     if w.plan.hides_stride:
         w("# With a known stride, Triton would keep the offsets of all elements in registers.")

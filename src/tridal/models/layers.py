@@ -1,7 +1,7 @@
 """Layers for Hugging Face's package `kernels`, which binds the forward of a layer to a module that has the weights.
 
-`kernels` permits layers no constructor and no methods but forward. So the modules keep what they compute. Their class
-computes what tridal does not, and activations and MLPs of a compiled function.
+Because `kernels` permits layers no constructor and no method but forward, the modules keep what they compute. Their
+class computes what tridal does not, and activations and MLPs of a compiled function.
 """
 
 from __future__ import annotations

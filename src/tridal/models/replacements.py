@@ -1,6 +1,6 @@
 """Replaces the class of a module by a subclass whose forward calls tridal. The module itself is the same object.
 
-So parameters, hooks, names and ties are kept, and copies and replicas of the module compute with their own tensors. The
+This keeps parameters, hooks, names and ties, and copies and replicas of the module compute with their own tensors. The
 subclass has the name of the module's class, and is created again when a module is copied or unpickled.
 """
 

@@ -1,6 +1,6 @@
 """Checks a launch plan against everything that the schedules assume. Runs once for each plan. Arithmetic only.
 
-A plan that violates an assumption gives wrong results, reads memory out of bounds or never ends. So it is an error.
+A violation is an error, because such a plan gives wrong results, reads memory out of bounds or never ends.
 """
 
 from __future__ import annotations

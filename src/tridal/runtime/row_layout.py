@@ -123,8 +123,9 @@ def group_strides(
     """Groups the strides of a call's tensors, results before inputs.
 
     `first` are the strides of the first tensor that is read. None stands for a new contiguous tensor, or for an input
-    of which a copy is read. So is an input whose contiguous dim is not that of the first one: a kernel would read each
-    element in an access of its own. If the first one has no contiguous dim, its dim with the stride `DENSE` counts.
+    of which a copy is read. An input whose contiguous dim differs from that of the first one is also copied, because a
+    kernel would read each element in its own access. If the first one has no contiguous dim, its dim with the stride
+    `DENSE` counts.
     Returns None if the results and the copies need more groups.
     """
     contiguous = contiguous_strides(shape)

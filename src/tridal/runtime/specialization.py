@@ -77,8 +77,8 @@ class KernelCall:
     invariant: bool = False
     """Whether the result of a row has the same bits in every batch. All tensors are contiguous then.
 
-    The order in which the elements of a row are summed depends on the plan and on the compiled kernel. So every plan is
-    made for a fixed number of rows, and the compiler may only assume alignments that hold for each row of any batch.
+    Because the order in which a row is summed depends on the plan and on the compiled kernel, every plan is made for a
+    fixed number of rows, and the compiler may only assume alignments that hold for each row of any batch.
     """
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """RMSNorm with a gate: its kernels, its math in torch's ops, and its gradient.
 
 The result is n * weight * activation(gate), where n is the normalized input. With `gate_first`, n is the normalized
-input * activation(gate), and the result n * weight. So the two differ in the mean of squares, and in what the casting
+input * activation(gate), and the result n * weight. The two differ in the mean of squares, and in what the casting
 "llama" rounds: n and n * weight, as `rms_norm` does, before the activation multiplies or after it.
 """
 

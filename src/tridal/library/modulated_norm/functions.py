@@ -37,7 +37,7 @@ def modulated_layer_norm(
         stream: see `tridal.softmax`.
 
     Returns:
-        A contiguous tensor in the dtype of the input. It is computed in float32 (float64 for float64) and rounded once.
+        A contiguous tensor in the dtype of the input, rounded once from float32 (float64 for float64).
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
@@ -66,7 +66,7 @@ def modulated_rms_norm(
         eps: by default, the eps of float32; for float64 input that of float64.
 
     Returns:
-        A contiguous tensor in the dtype of the input. It is computed in float32 (float64 for float64) and rounded once.
+        A contiguous tensor in the dtype of the input, rounded once from float32 (float64 for float64).
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError, NoBackendError: see

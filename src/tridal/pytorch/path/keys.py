@@ -72,7 +72,7 @@ def describe(
     # The class comes first, because a subclass may do anything when another attribute is read.
     classes = {name: f"{name}.__class__ if {plain.format(name)} else no_key()" for name in roles}
     classes |= {name: f"no_key() if batched({name}) else {classes[name]}" for name in names[:gradients] if name}
-    # Steps may depend on whether the rows are a multiple of 16. So do kernels that merge 16 rows, see `merges_rows`.
+    # Steps, and kernels that merge 16 rows (`merges_rows`), may depend on whether the rows are a multiple of 16.
     has_multiple = signature.steps is not None or (signature.kernel is not None and not signature.kernel.statistics)
     lines = [f"_main_class = {classes[main]}", *_rows(main, roles, flexible, dims, has_multiple)]
     parts = ["_rows", "_sizes", *["_multiple"] * has_multiple, "_main_rank", "_strides"]

@@ -60,7 +60,7 @@ class CallNode(private.Node):
 def _gradients(call: Call, tensors: Sequence[Tensor | None]) -> Results:
     """Returns the results of the gradient. `tensors` are the gradients of the results and the saved tensors.
 
-    The gradient is computed with the settings of the forward.
+    Uses the settings of the forward.
     """
     key = found = None
     if call.op.prepares and not _compiling():

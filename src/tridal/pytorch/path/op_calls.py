@@ -113,7 +113,7 @@ def reference(op: Op, arguments: Arguments) -> Results:
     """Returns the results in torch's ops, with the arguments of the registered op. Autograd can differentiate them."""
     if arguments.signature is not op.signature:
         return row_math.compute_gradient(op, *arguments.values)
-    # Kernels compute modified scores. So a gradient of the mask is one of torch's ops, and that of the scores a kernel.
+    # Kernels compute modified scores. The gradient of the mask is one of torch's ops, that of the scores a kernel.
     unmodified = (lambda *given: overload(op.name)(*given)) if op.scale_mask else None
     return row_math.compute(op, *arguments.values, unmodified=unmodified)
 

@@ -158,8 +158,8 @@ def skip_frames(function: Function, inlined: bool = False) -> Function:
 
     torch.compile traces every frame that starts while a compiled function runs: the backward of an autograd node, and
     the kernels of registered ops. The mark belongs to the code of the function and costs nothing per call. A traced
-    function still inlines it. The fallback takes 1 us per call, and a traced function does not inline it. So there is
-    no fallback for functions that have to be `inlined`.
+    function still inlines it. Functions that have to be `inlined` have no fallback, because the fallback takes 1 us per
+    call, and a traced function does not inline it.
     """
     if SKIPS_FRAMES:
         _set_strategy(function.__code__, _Strategy(_Action.SKIP, _Action.SKIP))
