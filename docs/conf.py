@@ -34,7 +34,7 @@ project = "tridal"
 copyright = "the authors of tridal"
 version = release = tridal.__version__
 root_doc = "index"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 
 # GitHub's anchors, so that a link to a heading works on GitHub and on the site.
@@ -53,11 +53,17 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 
+# The buttons copy the commands of a block without their prompts and without their output.
+copybutton_prompt_text = r">>> |\.\.\. |\$ |\(Pdb\) "
+copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = "\\"
+
 html_theme = "furo"
 html_title = f"tridal {release}"
-html_static_path = ["_static"]
+html_static_path = ["_static", "diagrams/logo.svg", "diagrams/logo-dark.svg"]
 html_css_files = ["site.css"]
-html_favicon = "diagrams/icon.svg"
+html_favicon = "diagrams/logo.svg"
+html_theme_options = {"light_logo": "logo.svg", "dark_logo": "logo-dark.svg"}
 html_copy_source = False
 pygments_dark_style = "github-dark"  # Furo's default underlines the names of modules
 html_domain_indices = False  # the API reference lists the modules
@@ -114,13 +120,15 @@ def read_page(app: Sphinx, name: str, content: list[str]) -> None:
         return
     text = site_links(page.read_text(), page.parent, page)
     if name == "index":
-        readme = PICTURE.sub(r"![\g<alt>](\g<path>)", (ROOT / "README.md").read_text().partition("## Documentation")[0])
+        shown = (ROOT / "README.md").read_text().partition("\n# ")[2].partition("## Documentation")[0]
+        readme = PICTURE.sub(r"![\g<alt>](\g<path>)", f"# {shown}")  # the sidebar shows the logo
         text = README.sub(lambda _: site_links(readme, ROOT, page), text)
     text = themed_images(text, page.parent)
     if name in ("index", "benchmarks"):
         for title, section in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
             links = re.findall(r"^- \[(.*?)\]\((.*?)\)", section, re.MULTILINE)
             if links:
+                links += [("Repository", REPOSITORY)] if title == "Start" and REPOSITORY else []
                 text += toctree([f"{title} <{path}>" for title, path in links], "hidden:", f"caption: {title}")
     elif name == "api":
         text = MODULE.sub(r"| [`\1`](generated/\1.rst) |", text)
@@ -143,12 +151,13 @@ def read_docstring(app: Sphinx, what: str, name: str, value: object, options: ob
 
 def break_long_names(app: Sphinx, doctree: nodes.document, name: str) -> None:
     """Lets the long names of tables break after a "." or "_", so that the table fits into the text column."""
-    for literal in doctree.findall(nodes.literal):
-        parts = re.findall(r".+?(?:[._]|$)", literal.astext())
-        if len(parts) > 1 and len(literal.astext()) > 24 and isinstance(literal.parent.parent, nodes.entry):
-            literal.children = []
-            for part in parts:
-                literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
+    for text in list(doctree.findall(nodes.Text)):
+        literal = isinstance(text.parent, nodes.literal)
+        entry = text.parent.parent.parent if literal else text.parent.parent
+        if isinstance(entry, nodes.entry) and re.search(rf"[\w.]{{{25 if literal else 13}}}", text):
+            parts = re.findall(r".+?(?:[._](?=\w)|$)", text, re.DOTALL)
+            broken = [[nodes.Text(part), nodes.raw("", "<wbr>", format="html")] for part in parts]
+            text.parent.replace(text, [node for pair in broken for node in pair][:-1])
 
 
 def class_signature(app: Sphinx, what: str, name: str, value: object, *_: object) -> tuple[str, None] | None:

@@ -3,8 +3,9 @@
 Every page is shown at 390 and 1280 pixels, in light and dark mode. The checks:
 
 - Links are to pages and anchors that exist, or to other sites, which are not opened. No request leaves the site.
-- No script fails. The search finds a function. The theme can be switched.
-- The page never scrolls sideways. At 1280 pixels, code blocks, tables and pictures fit into their boxes.
+- No script fails. The search finds a function. The theme can be switched. A button copies commands without prompts.
+- A logo, the navigation and the contents of a page are beside the text at 1280 pixels.
+- The page never scrolls sideways. At 1280 pixels, tables and pictures fit into their boxes. Long lines of code scroll.
 - Text has at least 12 pixels and enough contrast. Text in SVG pictures has at least 11 pixels at 1280, and 7 at 390,
   and is not cut. Other pictures are displayed at half of their size or more.
 - Pictures exist, and their descriptions have at least four words.
@@ -41,6 +42,8 @@ def main() -> None:
         checker.check_links()
         checker.check_search("softmax", "tridal.html")
         checker.check_theme_switch()
+        checker.check_sidebars()
+        checker.check_copy_button("getting-started.html")
         browser.close()
     for fault in checker.faults:
         print(fault)

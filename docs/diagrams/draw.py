@@ -57,39 +57,40 @@ class Picture:
 
 
 def architecture() -> str:
-    """An op, a schedule and a backend become a launch on the device of the tensor."""
-    picture = Picture("An op and a schedule give a kernel, a backend gives a launch plan, and both give a launch", 440)
+    """A backend makes a plan, whose schedule writes a kernel of the op, which is launched on the tensor's device."""
+    picture = Picture(
+        "A backend makes a launch plan. The plan chooses the schedule, which writes the kernel of the op. The plan's "
+        "numbers are compiled into the kernel, which is launched on the device of the tensor",
+        540,
+    )
     picture.box(120, 14, 200, 34, "plain", "# tridal.softmax(x)")
-    columns = [
-        (14, "op", ("# op", "the math", "of one row", "", "softmax", "RMSNorm", "cross-entropy", "your own")),
-        (
-            155,
-            "schedule",
-            ("# schedule", "how programs", "loop over rows", "", "whole_row", "cooperative", "column_loop"),
-        ),
-        (
-            296,
-            "backend",
-            ("# backend", "the numbers", "of a device", "", "cuda, rocm", "xpu, npu", "interpreter", "your own"),
-        ),
-    ]
-    for x, kind, lines in columns:
-        picture.arrow(x + 65 if kind != "schedule" else 220, 48 if kind == "schedule" else 60, 76)
-        picture.box(x, 76, 130, 152, kind, *lines)
-    picture.parts.append('<line x1="79" y1="60" x2="361" y2="60"/>')
-    for x, kind, width, lines in (
-        (14, "schedule", 271, ("# kernel", "one Triton source for all devices")),
-        (296, "backend", 130, ("# launch plan", "tile, programs,", "reason")),
+    picture.parts.append('<line x1="220" y1="48" x2="220" y2="60"/>')
+    picture.parts.append('<line x1="79" y1="60" x2="290" y2="60"/>')
+    for x, top, bottom in (
+        (79, 60, 76),
+        (290, 60, 76),
+        (290, 160, 188),
+        (290, 254, 282),
+        (79, 344, 372),
+        (290, 344, 372),
     ):
-        picture.box(x, 256, width, 66, kind, *lines)
-    for x in (79, 220, 361):
-        picture.arrow(x, 228, 256)
-    for x in (150, 361):
-        picture.arrow(x, 322, 346)
-    picture.box(14, 346, 412, 34, "plain", "# launch on the device and the stream of x")
+        picture.arrow(x, top, bottom)
+    names = ("softmax", "RMSNorm", "LayerNorm", "cross-entropy", "SwiGLU", "rotary", "your own")
+    picture.box(14, 76, 130, 268, "op", "# op", "the math", "of one row", "", *names)
+    for y, height, kind, lines in (
+        (76, 84, "backend", ("# backend", "the numbers of a device", "cuda, rocm, xpu, npu", "interpreter, your own")),
+        (188, 66, "backend", ("# launch plan", "schedule, tile, programs", "and the reason in words")),
+        (282, 62, "schedule", ("# schedule", "whole_row, cooperative or column_loop", "how programs loop over rows")),
+    ):
+        picture.box(155, y, 271, height, kind, *lines)
+    for y, text in ((178, "plans the shape"), (272, "chooses"), (362, "writes")):
+        picture.text(300, y, text, "small left")
+    picture.box(14, 372, 412, 48, "plain", "# kernel", "one Triton source; the numbers of the plan are compiled in")
+    picture.arrow(220, 420, 444)
+    picture.box(14, 444, 412, 34, "plain", "# launch on the device and the stream of x")
     for i, name in enumerate(("NVIDIA", "AMD", "Intel", "Ascend", "CPU")):
-        picture.arrow(52 + 84 * i, 380, 398)
-        picture.box(14 + 84 * i, 398, 76, 30, "plain", name)
+        picture.arrow(52 + 84 * i, 478, 496)
+        picture.box(14 + 84 * i, 496, 76, 30, "plain", name)
     return picture.svg()
 
 
@@ -134,11 +135,13 @@ def column_loop() -> str:
     return picture.svg()
 
 
-def icon() -> str:
-    """The icon of the site: one bar for each of the three parts."""
-    bars = zip(("#2563eb", "#16a34a", "#ca8a04"), (2, 12, 22), strict=True)
-    rectangles = "".join(f'<rect x="3" y="{y}" width="26" height="8" rx="2" fill="{colour}"/>' for colour, y in bars)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">{rectangles}</svg>\n'
+def logo(*colors: str) -> str:
+    """The logo: a wave for each of the three parts. The waves are thick, because the site's icon has 16 pixels."""
+    waves = "".join(f'<path d="M4 {7 + 9 * i} q6 -7 12 0 t12 0" stroke="{color}"/>' for i, color in enumerate(colors))
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32" width="32" height="32" role="img">'
+        f'<title>tridal</title><g fill="none" stroke-width="5" stroke-linecap="round">{waves}</g></svg>\n'
+    )
 
 
 DRAWINGS = {
@@ -146,7 +149,8 @@ DRAWINGS = {
     "whole-row": whole_row,
     "cooperative": cooperative,
     "column-loop": column_loop,
-    "icon": icon,
+    "logo": lambda: logo("#2563eb", "#16a34a", "#ca8a04"),
+    "logo-dark": lambda: logo("#60a5fa", "#4ade80", "#fbbf24"),
 }
 
 if __name__ == "__main__":

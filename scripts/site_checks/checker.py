@@ -21,7 +21,7 @@ LIMITS: dict[str, dict[str, float]] = {
         "scale": 0.5,  # of a picture whose text cannot be measured, relative to its own size
         "words": 4,  # of the description of a picture
         "outside": 8,  # pixels that an element may exceed the text column, or a text its picture
-        "scroll": scroll,  # whether a code block, a table or a picture may scroll in its box
+        "scroll": scroll,  # whether a table or a picture may scroll in its box, as code always may
     }
     for name, picture_text, scroll in (("phone", 7, True), ("desktop", 11, False))
 }
@@ -53,7 +53,7 @@ class Checker:
     """Collects the faults of the pages that a browser shows. `address` is that of the site."""
 
     def __init__(self, browser: Browser, address: str) -> None:
-        self.page, self.address = browser.new_page(), address
+        self.page, self.address = browser.new_page(permissions=["clipboard-read", "clipboard-write"]), address
         self.faults: dict[str, None] = {}
         self.links: dict[str, str] = {}
         """The first page that contains each link."""
@@ -137,3 +137,30 @@ class Checker:
             self.page.locator(".theme-toggle:visible").first.click()
             backgrounds.add(self.page.evaluate("getComputedStyle(document.body).backgroundColor"))
         self.expect(len(backgrounds) == 2, backgrounds, "the theme button gives the backgrounds")
+
+    def check_sidebars(self) -> None:
+        """Checks that a desktop shows one logo, the navigation and the contents of the page beside the text."""
+        self.current = "index.html"
+        self.page.set_viewport_size({"width": VIEWPORTS["desktop"]["width"], "height": VIEWPORTS["desktop"]["height"]})
+        for scheme in ("light", "dark"):
+            self.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            self.page.goto(self.address)
+            logos = self.page.locator(".sidebar-logo:visible").evaluate_all(
+                "all => all.map(image => image.naturalWidth)"
+            )
+            self.expect(len(logos) == 1 and logos[0], logos, f"widths of the logos, {scheme}")
+        for name in (".sidebar-tree", ".toc-tree"):
+            box = self.page.locator(name).first.bounding_box()
+            inside = box and box["x"] >= 0 and box["x"] + box["width"] <= VIEWPORTS["desktop"]["width"]
+            self.expect(inside, box, f"{name} is not beside the text")
+
+    def check_copy_button(self, name: str) -> None:
+        """Presses the button of the first commands of a page. It must copy them without their prompts."""
+        self.current = name
+        self.page.goto(self.address + name)
+        block = self.page.locator(".highlight-console .highlight").first
+        block.hover()
+        block.locator("button.copybtn").click()
+        copied, shown = self.page.evaluate("navigator.clipboard.readText()"), block.locator("pre").inner_text()
+        commands = [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
+        self.expect(commands and copied.splitlines() == commands, repr(copied), "the copy button copies")

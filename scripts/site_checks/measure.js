@@ -44,7 +44,8 @@ async limits => {
   const content = [...article.querySelectorAll('*')].filter(visible);
   const wide = content.filter(element => element.getBoundingClientRect().right > right && !scrolls(element.parentElement));
   const cutting = limits.scroll ? ['hidden', 'clip'] : ['hidden', 'clip', 'auto', 'scroll'];
-  const cut = content.filter(element => cutting.includes(overflow(element)) && element.scrollWidth > element.clientWidth + 1);
+  const cut = content.filter(element => (element.tagName !== 'PRE' || !scrolls(element))
+    && cutting.includes(overflow(element)) && element.scrollWidth > element.clientWidth + 1);
 
   // Pictures: a description, and text that is large enough as displayed.
   const drawing = async image => {  // an SVG picture as part of the page, so that its texts can be measured
