@@ -1,4 +1,4 @@
-"""Runs the examples, in this process, with the interpreter."""
+"""Runs the examples with the interpreter, in this process unless they register an op."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from processes import python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -95,3 +97,23 @@ def test_sampling_is_computed_by_the_backend(
     assert "torch" not in computed
     assert all(0 <= int(token) < 128_256 for token in re.findall(r"\d+", tokens))
     assert float(difference.split()[-1]) < 1e-5
+
+
+def test_a_declaration_becomes_two_kernels_of_which_the_interpreter_launches_one() -> None:
+    script = EXAMPLES / "from_declaration_to_launch.py"
+    assert len(script.read_text().splitlines()) <= 150
+    output = python(str(script)).stdout
+    (layout,) = re.findall(r"layout: (\d+) block of (\d+) rows of (\d+) elements", output)
+    assert layout == ("1", "1000", "781")
+    plans = re.findall(r"5[ab]\. The plan for (.*?): (\w+), tiles of (\d+) x (\d+)", output)
+    kernels = dict(re.findall(r"6[ab]\. The kernel for (.*?):\n\n(.*?)(?=\n\n\d)", output, re.DOTALL))
+    assert [device for device, *_ in plans] == [*kernels] == ["NVIDIA H100", "CPU, by Triton's interpreter"]
+    for device, schedule, _, cols in plans:
+        assert f"def {schedule}(" in kernels[device]
+        assert f"tl.arange(0, {cols})" in kernels[device]
+        assert "maths.scaled(x, weight, rms, AXIS=1)" in kernels[device]
+    assert len({*kernels.values()}) == 2
+    assert "unit_rms of [1000, 781] float32 on cpu by interpreter: whole_row" in output
+    differences = re.findall(r"differs from torch by at most ([\d.e+-]+)", output)
+    assert len(differences) == 3
+    assert all(float(difference) < 1e-5 for difference in differences)
