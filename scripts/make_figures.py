@@ -8,7 +8,7 @@ Reads docs/benchmarks/**/results.json (`tridal bench`) and docs/benchmarks/model
   results.json. Deletes all other pictures in docs/benchmarks/.
 - Writes the descriptions of these pictures in README.md and docs/.
 - Writes the text between `<!-- figures: NAME OP on GPU -->` and `<!-- end of figures -->` in these pages. NAME is a
-  function of figures/front_page.py or figures/benchmark_pages.py. It gets the results of OP, or all results if OP is
+  function of a module of figures. It gets the results of OP, or all results if OP is
   absent. Without "on GPU", these are the results on an H200, and those of models.
 
 A second run changes nothing. With --check, nothing is written, and the exit code is 1 if a file would change. Needs
@@ -26,12 +26,12 @@ from pathlib import Path
 
 sys.path[1:1] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "benchmarks")]
 
-from figures import benchmark_pages, front_page, pictures  # noqa: E402
+from figures import benchmark_pages, device_table, front_page, pictures  # noqa: E402
 from figures.stored import BENCHMARKS, ROOT, Results  # noqa: E402
 from tridal.benchmarks import plot_style  # noqa: E402
 
 PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "results.md")]
-BLOCKS = {**benchmark_pages.BLOCKS, **front_page.BLOCKS}
+BLOCKS = {**benchmark_pages.BLOCKS, **front_page.BLOCKS, **device_table.BLOCKS}
 BLOCK = re.compile(
     r"(?P<begin><!-- figures: (?P<name>\w+)(?: (?!on )(?P<op>\w+))?(?: on (?P<gpu>\w+))? -->\n)"
     r".*?(?P<end><!-- end of figures -->\n)",

@@ -7,10 +7,12 @@ from collections import Counter
 
 import pytest
 
+import tridal
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig
 from tridal.kernels.row_kernel import RowKernel
 from tridal.library.softmax.softmax import SOFTMAX
+from tridal.ops import table
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.specialization import KernelCall
@@ -46,6 +48,13 @@ def check_loads(call: KernelCall, config: KernelConfig) -> None:
     loads = reads * config.rows * config.cols // (8 * 32 * config.num_warps)
     expected = {"last": loads, "first": loads} if reads == 2 else {"last": loads, "": loads, "first": loads}
     assert vector_loads(ptx(call, config)) == expected
+
+
+@pytest.mark.parametrize("name", table.kernels())
+def test_a_planned_kernel_of_each_op_compiles_to_machine_code(name: str) -> None:
+    plan = tridal.plan(1823, 781, dtype="bfloat16", op=name, arch="h100")
+    assert H100.target is not None
+    assert compiler.compile_kernel(plan.call.specialize(plan.config), H100.target).asm["cubin"].startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize(("cols", "kernel"), [(64, SOFTMAX.forward), (4096, SOFTMAX.backward)])
