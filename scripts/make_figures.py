@@ -11,8 +11,9 @@ Reads docs/benchmarks/**/results.json (`tridal bench`) and docs/benchmarks/model
   function of a module of figures. It gets the results of OP, or all results if OP is
   absent. Without "on GPU", these are the results on an H200, and those of models.
 
-A second run changes nothing. With --check, nothing is written, and the exit code is 1 if a file would change. Needs
-matplotlib.
+A second run changes nothing. Also computes the figures in sentences, and lists those that are not on their page
+(figures/claims.py); the exit code is then 1. With --check, nothing is written, and the exit code is 1 if a file would
+change. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 
 sys.path[1:1] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "benchmarks")]
 
-from figures import benchmark_pages, device_table, front_page, pictures  # noqa: E402
+from figures import benchmark_pages, claims, device_table, front_page, pictures  # noqa: E402
 from figures.stored import BENCHMARKS, ROOT, Results  # noqa: E402
 from tridal.benchmarks import plot_style  # noqa: E402
 
@@ -83,7 +84,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file would change")
     check = parser.parse_args().check
-    files = make_files(Results())
+    results = Results()
+    files = make_files(results)
     found = {file for pattern in ("*.svg", "*.png") for file in BENCHMARKS.rglob(pattern)}
     changed = sorted(file for file, text in files.items() if not file.exists() or file.read_text() != text)
     for file in sorted(found - files.keys()):
@@ -94,7 +96,9 @@ def main() -> None:
         print(f"writes {file.relative_to(ROOT)}")
         if not check:
             file.write_text(files[file])
-    sys.exit(bool(check and (changed or found - files.keys())))
+    faults = claims.faults(results)
+    print(*faults, sep="\n", end="\n" * bool(faults))
+    sys.exit(bool(faults or (check and (changed or found - files.keys()))))
 
 
 if __name__ == "__main__":

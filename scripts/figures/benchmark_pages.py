@@ -48,8 +48,9 @@ def overview(results: Ops) -> list[str]:
                 rows = select(document["measurements"], dtype=dtype, direction=direction)
                 found = values(rows, provider=OURS)
                 others = [peer["share_of_copy"] for _, peer in comparisons(rows) if peer]
-                cells += [f"**{geometric_mean(found):.2f}** ({min(found):.2f} to {max(found):.2f})"]
-                cells += [number(geometric_mean(others), "share_of_copy")]
+                ours, best = (number(geometric_mean(shares), "share_of_copy") for shares in (found, others))
+                ours = f"**{ours}**" if ours > best else ours  # both have two decimals
+                cells += [f"{ours} ({min(found):.2f} to {max(found):.2f})", best]
             lines.append(cells)
     return as_lines((["op", "dtype", "forward", "best other", "backward", "best other"], lines))
 

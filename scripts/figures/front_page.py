@@ -5,25 +5,31 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from figures.stored import Results
+from figures import benchmark_pages
+from figures.stored import Document, Results
 from tridal.benchmarks.providers import OURS
-from tridal.benchmarks.report import EQUAL, as_lines, comparisons, geometric_mean, is_slower, providers, values
-from tridal.benchmarks.results import select
+from tridal.benchmarks.report import EQUAL, Rows, as_lines, comparisons, geometric_mean, is_slower, providers, values
+from tridal.benchmarks.results import distinct, select
 from tridal.library import OPS
 
 CLASSES = (
     ("softmax", "rows", "softmax, 32 to 32,768 columns"),
     ("softmax", "wide", "softmax, 65,536 columns and more"),
     ("softmax", "odd", "softmax, odd widths and slices"),
-    ("softmax", "inner", "softmax over a dim that is not the last"),
+    ("softmax", "few small", "softmax of few rows, and of small tensors"),
+    ("softmax", "inner outer", "softmax over a dim that is not the last"),
     ("rms_norm", "hidden", "RMSNorm, 1,024 to 8,192 columns"),
+    ("rms_norm", "hidden_wide hidden_65536 hidden_262144", "RMSNorm, 16,384 columns and more"),
     ("rms_norm", "hidden_odd", "RMSNorm, odd widths"),
+    ("rms_norm", "heads", "RMSNorm of heads, 128 columns"),
     ("layer_norm", "hidden", "LayerNorm, 1,024 to 8,192 columns"),
+    ("layer_norm", "hidden_wide hidden_65536 hidden_262144", "LayerNorm, 16,384 columns and more"),
     ("layer_norm", "hidden_odd", "LayerNorm, odd widths"),
-    ("cross_entropy", "vocabulary", "cross-entropy, 32,000 to 262,144 classes"),
+    ("layer_norm", "heads", "LayerNorm of heads, 128 columns"),
+    ("cross_entropy", "vocabulary vocabulary_odd", "cross-entropy, 32,000 to 262,144 classes"),
     ("cross_entropy", "few_classes", "cross-entropy, few classes"),
 )
-"""Op, class of shapes and title of each line of the table of ops."""
+"""Op, classes of shapes and title of each line of the table of ops. The lines have all measured shapes."""
 TRAINING = {
     "eager PyTorch": "unchanged", "tridal": "kernelize+fused_loss", "torch.compile": "compile", "Liger-Kernel": "liger",
 }  # fmt: skip
@@ -47,22 +53,27 @@ def table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *lines)]
 
 
-def share(results: Results, op: str, provider: str, **workload: str) -> float:
+def workloads(results: Results, op: str, groups: str, direction: str) -> Rows:
+    """Returns the measurements of an op in bfloat16 in some classes of shapes, whose names are separated by spaces."""
+    rows = select(results.ops[op]["measurements"], dtype="bfloat16", direction=direction)
+    return [row for row in rows if row["group"] in groups.split()]
+
+
+def share(rows: Rows, provider: str) -> float:
     """Returns the geometric mean of a provider's shares of copy on some workloads."""
-    mean = geometric_mean(values(results.ops[op]["measurements"], provider=provider, **workload))
-    assert mean is not None, (op, provider, workload)
+    mean = geometric_mean(values(rows, provider=provider))
+    assert mean is not None, provider
     return mean
 
 
-def best_other(results: Results, op: str, **workload: str) -> tuple[float, str]:
+def best_other(rows: Rows) -> tuple[float, str]:
     """Returns the highest mean of the other providers that computed all the workloads, and its provider."""
-    rows = results.ops[op]["measurements"]
     complete = [
         name
         for name in providers(rows, skipped=False)
-        if name != OURS and all(row["ms"] for row in select(rows, provider=name, **workload))
+        if name != OURS and all(row["ms"] for row in select(rows, provider=name))
     ]
-    return max((share(results, op, name, **workload), name) for name in complete)
+    return max((share(rows, name), name) for name in complete)
 
 
 def gains(results: Results) -> list[str]:
@@ -98,12 +109,15 @@ def models(results: Results) -> list[str]:
 def ops(results: Results) -> list[str]:
     """A table of shares of copy, and how often tridal is the fastest."""
     lines = []
-    for op, group, title in CLASSES:
+    for op, document in results.ops.items():
+        shown = {group for name, groups, _ in CLASSES if name == op for group in groups.split()}
+        assert shown == {*distinct(document["measurements"], "group")}, f"{op}: CLASSES must have all classes of shapes"
+    for op, groups, title in CLASSES:
         cells = []
         for direction in ("forward", "backward"):
-            workload = {"group": group, "dtype": "bfloat16", "direction": direction}
-            ours = f"{share(results, op, OURS, **workload):.2f}"
-            mean, name = best_other(results, op, **workload)
+            rows = workloads(results, op, groups, direction)
+            ours = f"{share(rows, OURS):.2f}"
+            mean, name = best_other(rows)
             cells += [f"**{ours}**" if float(ours) > round(mean, 2) else ours, f"{mean:.2f} {name}"]
         lines.append([title, *cells])
     pairs = [pair for document in results.ops.values() for pair in comparisons(document["measurements"])]
@@ -116,8 +130,32 @@ def ops(results: Results) -> list[str]:
         "On the H200, over all dtypes and shapes of these four ops, tridal is the fastest or within "
         f"{EQUAL:.0%} of the fastest at {len(pairs) - len(slower)} of {len(pairs)} points.",
         f"At the other {len(slower)} points, {', '.join(names[:-1])} or {names[-1]} is up to {most:.2f}x as fast.",
-        "For SwiGLU, GeGLU and rotary embedding, torch.compile is as fast ([H200](H200), [H100](H100)).",
+        *all_ops(results),
     ]
+
+
+def all_ops(results: Results) -> list[str]:
+    """How often tridal is the fastest among all measured ops on each GPU, and the op with the largest gap."""
+    won, gaps = [], []
+    for gpu, measured in results.gpus.items():
+        counts = [outcome(document) for document in measured.ops.values()]
+        fastest, points = (sum(count[number] for count in counts) for number in (0, 1))
+        won.append(f"at {fastest} of {points} points on the [{gpu.upper()}]({gpu.upper()})")
+        gaps += [(*count[2:], op, gpu, count) for op, count in zip(measured.ops, counts, strict=True)]
+    most, other, op, gpu, (fastest, points, *_) = max(gaps)
+    return [
+        f"In newer runs of all {len(measured.ops)} measured ops, tridal leads or ties {' and '.join(won)}.",
+        f"The largest gap is that of {benchmark_pages.NAMES[op]} on the {gpu.upper()}: {other} is up to {most:.2f}x as "
+        f"fast, and tridal leads or ties at {fastest} of {points} points.",
+    ]
+
+
+def outcome(document: Document) -> tuple[int, int, float, str]:
+    """Returns at how many points tridal leads or ties, the number of points, and how much faster which other one is."""
+    pairs = list(comparisons(document["measurements"]))
+    slower = [(row, peer) for row, peer in pairs if peer and is_slower(row, peer)]
+    most = max(((benchmark_pages.slowdown(pair), pair[1]["provider"]) for pair in slower), default=(1.0, ""))
+    return len(pairs) - len(slower), len(pairs), *most
 
 
 def libraries(results: Results) -> list[str]:
@@ -130,16 +168,16 @@ def libraries(results: Results) -> list[str]:
         return f"{results.speed('llama', provider):.2f}x in {peak:.1f} GiB"
 
     gains = [f"{title.partition(' (')[0]} {results.speed(model, ours):.2f}x" for model, title in MODELS.items()]
-    odd = {"group": "odd", "dtype": "bfloat16", "direction": "forward"}
-    best, other = best_other(results, "softmax", **odd)
-    widths = f"softmax of odd widths: {share(results, 'softmax', OURS, **odd):.2f} of copy, {other}: {best:.2f}"
+    odd = workloads(results, "softmax", "odd", "forward")
+    best, other = best_other(odd)
+    widths = f"softmax of odd widths: {share(odd, OURS):.2f} of copy, {other}: {best:.2f}"
     lines = (
         (
             "eager training of Hugging Face models",
             OURS,
-            f"{', '.join(gains)}; each class is compared with tridal's results before it is replaced",
+            f"{', '.join(gains)}; classes outside torch are compared with tridal's results before they are replaced",
         ),
-        ("odd widths, wide rows, slices, any dim, any strides", OURS, widths),
+        ("odd widths, wide rows, slices, any strides", OURS, widths),
         ("your own row op, or your own device", OURS, "one file of math, or one file of numbers; no kernel"),
         (
             "the least memory in eager training of LLaMA and similar models",

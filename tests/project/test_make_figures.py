@@ -36,3 +36,19 @@ def test_pages_and_pictures_are_those_of_the_stored_results() -> None:
     assert {file for file in BENCHMARKS.rglob("*.svg") if not file.stem.endswith("-dark")} == set(drawn)
     shown = "\n".join(pages.values())
     assert [file for file in drawn if not re.search(rf'{re.escape(file.name)}[)"]', shown)] == [], "no page shows them"
+
+
+def test_figures_in_sentences_are_those_of_the_stored_results() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "make_figures.py"))
+    assert script["claims"].faults(script["Results"]()) == []
+
+
+def test_a_claim_about_the_faster_one_is_checked_in_the_results() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "make_figures.py"))
+    results = script["Results"]()
+    results.models = {key: dict(step) for key, step in results.models.items()}
+    results.models["qwen3", "training", "compile"]["tokens_per_second"] *= 2
+    results.models["llama", "training", "liger"]["peak_gib"] = 13.37
+    faults = script["claims"].faults(results)
+    assert "docs/models.md: compile is faster" in faults
+    assert "docs/getting-started.md: the results give 13.4" in faults
