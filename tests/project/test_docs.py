@@ -84,7 +84,7 @@ def with_models(page: Path) -> bool:
 def test_python_blocks_run(models: bool, tmp_path: Path) -> None:
     """Runs all ```python blocks of the pages in order, in a process. Tracebacks show the line numbers of the page.
 
-    Each page has its own names.
+    Each page has its own names. Each block of README.md runs alone, because readers copy it alone.
     """
     program = READER_MODEL if models else ""
     for page in PAGES_WITH_PYTHON:
@@ -93,6 +93,7 @@ def test_python_blocks_run(models: bool, tmp_path: Path) -> None:
         for match in BLOCK.finditer(text):
             if match["language"] == "python" and with_models(page) is models:
                 block = "\n" * text.count("\n", 0, match.start("text")) + match["text"]
+                program += "names = {}\n" if page.name == "README.md" else ""
                 program += f"exec(compile({block!r}, {str(page)!r}, 'exec', dont_inherit=True), names)\n"
     python("-c", program, cwd=tmp_path, imported="transformers.models.llama.modeling_llama" if models else "torch")
 
