@@ -98,7 +98,7 @@ def main() -> None:
         print(f"\n5{'ab'[number]}. The plan for {device}: {found.config.schedule}, tiles of {tile} elements,")
         print(f"    programs: {found.launched_programs}; {found.reason}")
 
-    # 6. The kernel. The schedule writes its text for the plan, and calls the functions of step 1 as maths.NAME.
+    # 6. The kernel. The schedule writes its text for the plan, and calls the functions of step 1 as op_math.NAME.
     kernels = {
         device: found.source.partition("\n\n\n")[2].partition("\n\n\n# Functions")[0] for device, found in plans.items()
     }

@@ -111,7 +111,7 @@ def test_a_declaration_becomes_two_kernels_of_which_the_interpreter_launches_one
     for device, schedule, _, cols in plans:
         assert f"def {schedule}(" in kernels[device]
         assert f"tl.arange(0, {cols})" in kernels[device]
-        assert "maths.scaled(x, weight, rms, AXIS=1)" in kernels[device]
+        assert "op_math.scaled(x, weight, rms, AXIS=1)" in kernels[device]
     assert len({*kernels.values()}) == 2
     assert "unit_rms of [1000, 781] float32 on cpu by interpreter: whole_row" in output
     differences = re.findall(r"differs from torch by at most ([\d.e+-]+)", output)
