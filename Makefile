@@ -44,7 +44,7 @@ demo:  ## install, check this device, and train a small model with and without t
 test: $(VENV)/.has-dev  ## install, and run all tests, lints and type checks
 	$(call beside-lint,$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS))
 
-test-all: $(VENV)/.has-dev  ## run the tests with every case of the conformance suite, and new random examples
+test-all: $(VENV)/.has-dev $(VENV)/.has-trainers  ## run the tests with every case of the conformance suite, and new random examples
 	$(call beside-lint,$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --matrix --hypothesis-profile default $(ARGS))
 
 test-rocm: $(VENV)/.has-dev  ## compile every kernel that is planned for AMD GPUs; needs no GPU

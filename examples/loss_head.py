@@ -1,7 +1,8 @@
 """A loss head for trainers: log-probabilities, entropies and token accuracy of labels, without the logits.
 
 `add_loss_head(model)` serves the trainers of TRL, which call the model with `fused_lm_head=True`. `LossHeadTrainer`
-makes the same call in the trainer of transformers. train_with_a_trainer.py trains with both.
+makes the same call in the trainer of transformers. train_with_a_trainer.py trains with both, and needs the extra
+`trainers`: pip install 'tridal[trainers]'.
 """
 
 from __future__ import annotations

@@ -2,21 +2,28 @@
 
     python examples/train_with_a_trainer.py [--steps N] [--trl]
 
-The rows begin with a prompt, whose labels are -100. The settings of tridal choose the device. Needs the packages
-transformers and accelerate, and trl with --trl.
+The rows begin with a prompt, whose labels are -100. The settings of tridal choose the device. Needs the extra
+`trainers`: pip install 'tridal[trainers]'.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from typing import Any
 
 import torch
-import transformers
-from loss_head import LossHeadTrainer, add_loss_head
 
 import tridal
+
+INSTALL = "pip install 'tridal[trainers]'"
+try:
+    import accelerate  # noqa: F401  # transformers' trainer needs it
+    import transformers
+    from loss_head import LossHeadTrainer, add_loss_head
+except ImportError as error:
+    sys.exit(f"{error}: {INSTALL}")
 
 VOCABULARY, LENGTH, PROMPT, ROWS, BATCH = 256, 32, 8, 64, 8
 
@@ -43,10 +50,12 @@ def make_trainer(steps: int, by_trl: bool, with_head: bool, folder: str) -> Any:
         "logging_steps": 1, "report_to": [], "use_cpu": tridal.device().type == "cpu", "disable_tqdm": True,
     }  # fmt: skip
     if by_trl:
-        import datasets
-        import trl
-        from tokenizers import Tokenizer, models
-
+        try:
+            import datasets
+            import trl
+            from tokenizers import Tokenizer, models
+        except ImportError as error:
+            sys.exit(f"{error}: {INSTALL}")
         words = Tokenizer(models.WordLevel({str(n): n for n in range(VOCABULARY)}, unk_token="0"))
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="2", eos_token="1")
         arguments = trl.SFTConfig(**options, bf16=False)

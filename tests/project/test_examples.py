@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from extras import of_trainers
 from processes import python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -61,7 +62,7 @@ def test_trainers_with_a_loss_head_have_the_losses_of_those_without(
     options: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for package in ("transformers", "accelerate", *["trl"] * bool(options)):
-        pytest.importorskip(package)
+        of_trainers(package)
     run(monkeypatch, EXAMPLES / "train_with_a_trainer.py", "--steps", "3", *options)
     output = capsys.readouterr().out
     steps = [[float(number) for number in re.findall(r"\d\.\d+", line)] for line in re.findall(r"step  \d: .*", output)]
