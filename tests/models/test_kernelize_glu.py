@@ -176,6 +176,12 @@ def test_other_modules_are_left_with_the_reason(make: Callable[[], Any], reason:
     assert str(entry.reason).startswith(reason)
 
 
+def test_model_with_layers_of_these_sizes_and_blocks_is_no_gated_mlp() -> None:
+    model = Gated()
+    model.blocks = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+    assert tridal.kernelize(model).entries == ()
+
+
 def test_dropout_of_the_product_is_called_as_before(device: torch.device) -> None:
     model, x = Dropped().to(device), torch.randn(4, 8, device=device)
 

@@ -70,12 +70,14 @@ def _roles_of(module: torch.nn.Module) -> Iterator[Roles]:
 def may_be_glu(module: torch.nn.Module) -> bool:
     """Returns whether a module has the layers of a gated MLP and uses an activation, or is called a gated MLP.
 
-    The layers of gate and up have the same sizes, or one layer computes both. `find_form` decides.
+    The layers of gate and up have the same sizes, or one layer computes both. `find_form` decides. A module with blocks
+    of modules beside its layers is no MLP, but may have layers of such sizes, as diffusion transformers do.
     """
-    if not module._modules:
-        return False
+    layers = _layers_of(module)
     if NAME.search(type(module).__name__):
-        return bool(_layers_of(module))
+        return bool(layers)
+    if not layers or any(child._modules for name, child in _inside(module) if name not in layers):
+        return False
     names = names_in(own_forward(module))
     return any(_roles_of(module)) and (bool(_others(module)[0]) or any(map(ACTIVATION.search, names)))
 

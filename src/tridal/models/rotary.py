@@ -25,6 +25,8 @@ from tridal.models.rotary_comparison import RotaryForm, Rotate, compare, paramet
 Tensor = torch.Tensor
 NAME = re.compile("rotary|(^|_)m?rope(_|$)", re.IGNORECASE)
 """A name of a function that may be a rotary embedding. The comparison decides whether it is one."""
+_ANGLES = re.compile("^_*(get|make|build|create|compute|precompute)_", re.IGNORECASE)
+"""A function with such a `NAME` returns angles."""
 METHOD = re.compile("^_*apply_", re.IGNORECASE)
 """A method with such a `NAME` rotates, and does not compute angles."""
 _KIND = "rotary embedding"
@@ -43,14 +45,26 @@ class Attention(Replacement):
 
 
 def function_name(module: torch.nn.Module) -> str | None:
-    """Returns the name of the function or method for a rotary embedding that a module's forward calls, or None."""
-    forward = own_forward(module)
-    if forward is None:
+    """Returns the name of the function or method for a rotary embedding that a module calls, or None.
+
+    The forward of a module calls it, or the object `processor` that attention modules of diffusers have.
+    """
+    return _called_by(own_forward(module), type(module)) or _called_by(_processor_of(module), None)
+
+
+def _called_by(caller: Any, kind: Any) -> str | None:
+    if caller is None:
         return None
-    names = [name for name in names_in(forward) if NAME.search(name)]
-    functions = [name for name in names if _is_function(forward.__globals__.get(name))]
-    methods = (name for name in names if METHOD.search(name) and callable(getattr(type(module), name, None)))
+    names = [name for name in names_in(caller) if NAME.search(name) and not _ANGLES.search(name)]
+    functions = [name for name in names if _is_function(caller.__globals__.get(name))]
+    methods = (name for name in names if METHOD.search(name) and callable(getattr(kind, name, None)))
     return next(iter((*functions, *methods)), None)
+
+
+def _processor_of(module: torch.nn.Module) -> types.FunctionType | None:
+    call = getattr(getattr(module, "processor", None), "__call__", None)  # noqa: B004
+    function = getattr(call, "__func__", None)
+    return function if isinstance(function, types.FunctionType) else None
 
 
 def _is_function(value: object) -> bool:
@@ -63,6 +77,8 @@ def find_form(module: torch.nn.Module) -> RotaryForm | str:
     name = function_name(module)
     assert name is not None
     function = inspect.unwrap(forward).__globals__.get(name)
+    if name not in names_in(own_forward(module)):
+        return f"its processor {type(module.processor).__name__} calls {name}, and tridal replaces calls of a forward"
     if not _is_function(function):
         return f"this form of {_KIND} is not supported: {name} is a method, and not a function of its Python module"
     found = _find(function, name)
