@@ -21,10 +21,14 @@ SHOWN = {
 }
 """The look and the title of each provider that pictures show. The tables have all providers."""
 NAMES = {
-    "llama": "LLaMA", "gemma": "Gemma", "qwen3": "Qwen 3", "gpt2": "GPT-2", "torch": "PyTorch",
+    "llama": "LLaMA", "gemma": "Gemma", "gemma3": "Gemma 3", "qwen3": "Qwen 3", "gpt2": "GPT-2", "torch": "PyTorch",
     "transformers": "Transformers", "liger-kernel": "Liger-Kernel", "triton": "Triton",
 }  # fmt: skip
-TITLES = {"training": "Training steps, forward and backward", "decoding": "Greedy decoding with a cache"}
+TITLES = {
+    "training": "Training steps, forward and backward",
+    "adamw": "Training steps, forward, backward and AdamW",
+    "decoding": "Greedy decoding with a cache",
+}
 PANELS = {"tokens_per_second": "tokens/s, eager PyTorch = 1", "peak_gib": "peak memory, GiB"}
 NOTE = "tridal: tridal.kernelize(model), and with fused_loss=True. Medians, random weights."
 ROW = 0.22  # height of a row in inches
@@ -109,7 +113,7 @@ def _plot_work(work: str, results: Sequence[Result], bases: Mapping[str, float],
 def _describe(work: str, rows: Sequence[str | Result], texts: Mapping[int, Sequence[str]]) -> str:
     """Returns the values of each model as text for readers who cannot see the picture."""
     text = f"{TITLES[work]}, tokens per second relative to eager PyTorch"
-    text += " and peak memory" if work == "training" else ""
+    text += " and peak memory" if work != "decoding" else ""
     for y, row in enumerate(rows):
         if isinstance(row, str):
             text += f". {NAMES.get(row, row)}: "

@@ -2,11 +2,12 @@
 
     python benchmarks/models.py [--models NAME...] [--providers NAME...] [--work NAME...] [--output FOLDER]
 
-The models have random weights. A training step is a forward with labels and a backward, without an optimizer. Decoding
-is greedy generation with a cache. The providers are: the unchanged model; `tridal.override_torch`; `tridal.kernelize`,
-with and without `fused_loss=True`; Liger-Kernel's patch; torch.compile alone, and with kernelize. Each of them gets a
-model with the same weights. If it is not installed, or fails, the reason is listed. The results are written to
-models.json, training.png and decoding.png. Needs the packages transformers and matplotlib.
+The models have random weights. A training step is a forward with labels and a backward, without an optimizer; with
+`--work adamw`, it ends with a step of AdamW. Decoding is greedy generation with a cache. The providers are: the
+unchanged model; `tridal.override_torch`; `tridal.kernelize`, with and without `fused_loss=True`; Liger-Kernel's patch;
+torch.compile alone, and with kernelize. Each of them gets a model with the same weights. If it is not installed, or
+fails, the reason is listed. Prints medians as a table, and writes them to models.json, and with matplotlib to pictures.
+Needs the package transformers.
 """
 
 from __future__ import annotations
@@ -19,85 +20,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from model_plots import make_pictures
-from model_results import Result, line
+from model_results import Result, line, table
+from model_sizes import MODELS, TINY, Model
 
 import tridal
-from tridal.benchmarks.plot_style import save_png, style
 
-STEPS = {"training": (3, 10), "decoding": (1, 4)}
+STEPS = {"training": (3, 10), "adamw": (3, 10), "decoding": (1, 4)}
 """Numbers of warm-up steps and of measured steps in a round."""
-ROUNDS = {"training": 1, "decoding": 3}
+ROUNDS = {"training": 1, "adamw": 1, "decoding": 3}
 """The providers take turns in this many rounds. The host limits decoding, and the host's speed changes every minute."""
 COMPILE_SECONDS = 40
 """A provider that compiles is started only if this time is left."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model, and the sizes of a training batch and of decoding."""
-
-    make: Callable[[str], Any]
-    """make(attention): a model with random weights."""
-    batch: tuple[int, int]
-    """Sequences and tokens of a training step."""
-    prompt: tuple[int, int] = (8, 128)
-    new_tokens: int = 32
-
-
-def causal_lm(name: str, **sizes: Any) -> Callable[[str], Any]:
-    """Returns a function that builds a causal language model of transformers with these sizes."""
-
-    def make(attention: str) -> Any:
-        config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation=attention)
-        return transformers.AutoModelForCausalLM.from_config(config)
-
-    return make
-
-
-NO_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-MODELS = {
-    "llama": Model(
-        causal_lm(
-            "Llama", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-            num_key_value_heads=8, vocab_size=128_256, tie_word_embeddings=True,
-        ),
-        (4, 2048),
-    ),
-    "gemma": Model(
-        causal_lm(
-            "Gemma", hidden_size=2048, intermediate_size=16_384, num_hidden_layers=12, num_attention_heads=8,
-            num_key_value_heads=1, head_dim=256, vocab_size=256_000, tie_word_embeddings=True,
-        ),
-        (2, 2048),
-    ),
-    "qwen3": Model(
-        causal_lm(
-            "Qwen3", hidden_size=2048, intermediate_size=6144, num_hidden_layers=14, num_attention_heads=16,
-            num_key_value_heads=8, head_dim=128, vocab_size=151_936, tie_word_embeddings=True,
-        ),
-        (4, 2048),
-    ),
-    "gpt2": Model(
-        causal_lm("GPT2", n_embd=1024, n_layer=24, n_head=16, n_positions=2048, vocab_size=50_257, **NO_DROPOUT),
-        (8, 1024),
-    ),
-}  # fmt: skip
-TINY = {
-    "llama": Model(
-        causal_lm(
-            "Llama", hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, vocab_size=97, bos_token_id=0, eos_token_id=1,
-        ),
-        (1, 16), (1, 4), 4,
-    ),
-}  # fmt: skip
 
 
 @contextmanager
@@ -158,7 +97,7 @@ class Bench:
         """Measures training and decoding with providers. Decoding has no loss, so a fused loss does not change it."""
         measured = []
         for work in self.work:
-            results = [Result(name, work, p) for p in providers if work == "training" or "fused_loss" not in p]
+            results = [Result(name, work, p) for p in providers if work != "decoding" or "fused_loss" not in p]
             for _ in range(ROUNDS[work]):
                 for result in results:
                     if result.problem is None:
@@ -179,7 +118,7 @@ class Bench:
         try:
             model = self._model(result.model)
             with PROVIDERS[result.provider](model) as ready:
-                (self._train if result.work == "training" else self._decode)(result, ready)
+                (self._decode if result.work == "decoding" else self._train)(result, ready)
         except Exception as error:
             result.problem = f"{type(error).__name__}: {error}".split("\n")[0][:200]
             result.tokens_per_second = result.milliseconds = result.peak_gib = None  # of an earlier round
@@ -198,15 +137,20 @@ class Bench:
         tokens = self._tokens(model, shape)
         model.train()
         losses: list[torch.Tensor] = []
+        optimizer = None
+        if result.work == "adamw":
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not self.on_cpu)
 
         def step() -> None:
             model.zero_grad(set_to_none=True)
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
             loss.backward()
+            if optimizer is not None:
+                optimizer.step()
             losses.append(loss.detach())
 
         self._time(step, result, shape[0] * shape[1])
-        result.loss = float(losses[0])
+        result.loss, result.last_loss = float(losses[0]), float(losses[-1])
 
     def _decode(self, result: Result, model: Any) -> None:
         settings = self.models[result.model]
@@ -248,10 +192,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, help="default: all")
     parser.add_argument("--providers", nargs="+", choices=PROVIDERS, help="default: all")
-    parser.add_argument("--work", nargs="+", choices=STEPS, default=list(STEPS), help="default: both")
+    parser.add_argument(
+        "--work", nargs="+", choices=STEPS, default=["training", "decoding"], help="default: training decoding"
+    )
     parser.add_argument("--attention", default="sdpa", help="attn_implementation of transformers (default: sdpa)")
     parser.add_argument("--seconds", type=float, default=200, help="start no provider after this time (default: 200)")
-    parser.add_argument("--tiny", action="store_true", help="measure a tiny model; the default on a CPU")
+    parser.add_argument("--tiny", action="store_true", help="measure tiny models; the default on a CPU")
     parser.add_argument("--output", type=Path, default=Path("bench-results"), help="folder of the results")
     arguments = parser.parse_args()
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -266,11 +212,19 @@ def main() -> None:
             if name in models:
                 results += bench.measure(name, [p for p in providers if ("compile" in p) is compiles])
     order = list(PROVIDERS)
-    results.sort(key=lambda r: (list(models).index(r.model), r.work != "training", order.index(r.provider)))
+    results.sort(key=lambda r: (list(models).index(r.model), list(STEPS).index(r.work), order.index(r.provider)))
     arguments.output.mkdir(parents=True, exist_ok=True)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "tridal": tridal.__version__}
     record = {"device": str(device), "versions": versions, "results": [asdict(result) for result in results]}
     (arguments.output / "models.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(f"\n{table(results)}", flush=True)
+    try:
+        from model_plots import make_pictures
+
+        from tridal.benchmarks.plot_style import save_png, style
+    except ImportError as error:
+        print(f"no pictures: {error}")
+        return
     with style():
         for picture in make_pictures(results, str(device), versions):
             save_png(picture.draw(), arguments.output, picture.name)
