@@ -81,10 +81,10 @@ def gains(results: Results) -> list[str]:
     speeds = {model: f"{results.speed(model, TRAINING[OURS]):.2f}x" for model in MODELS}
     peaks = {model: f"{results.memory(model, TRAINING[OURS]):.0%}" for model in MODELS}
     (first, title), *others = MODELS.items()
-    rest = ", and ".join(f"{speeds[model]} and {peaks[model]} for {other}" for model, other in others)
+    rest = ", and ".join(f"{other} trains {speeds[model]} as fast with {peaks[model]}" for model, other in others)
     return [
-        f"On an NVIDIA H100, {title} trains {speeds[first]} as fast as in eager PyTorch, with {peaks[first]} of the "
-        f"memory; the figures are {rest}."
+        f"On an NVIDIA H100, {title} trains {speeds[first]} as fast as in eager PyTorch and uses {peaks[first]} "
+        f"of the memory. {rest}."
     ]
 
 
@@ -102,7 +102,7 @@ def models(results: Results) -> list[str]:
                 rates.append(f"{step['tokens_per_second']:,.0f} ({results.speed(model, provider):.2f}x)")
                 peaks.append(f"{step['peak_gib']:.1f} GiB")
         lines += [rates, peaks]
-    batch = "A step is a forward and a backward over 8,192 tokens, with random weights ([method](SPEED))."
+    batch = "A step is a forward and a backward pass over 8,192 tokens with random weights ([method](SPEED))."
     return [*table(["training step, bfloat16", *TRAINING], lines), "", batch]
 
 
@@ -170,30 +170,30 @@ def libraries(results: Results) -> list[str]:
     gains = [f"{title.partition(' (')[0]} {results.speed(model, ours):.2f}x" for model, title in MODELS.items()]
     odd = workloads(results, "softmax", "odd", "forward")
     best, other = best_other(odd)
-    widths = f"softmax of odd widths: {share(odd, OURS):.2f} of copy, {other}: {best:.2f}"
+    widths = f"softmax of odd widths at {share(odd, OURS):.2f} of a copy's speed, {other} at {best:.2f}"
     lines = (
         (
             "eager training of Hugging Face models",
             OURS,
-            f"{', '.join(gains)}; classes outside torch are compared with tridal's results before they are replaced",
+            f"{', '.join(gains)}; tridal compares its results with each class outside torch before replacing it",
         ),
         ("odd widths, wide rows, slices, any strides", OURS, widths),
-        ("your own row op, or your own device", OURS, "one file of math, or one file of numbers; no kernel"),
+        ("your own row op, or your own device", OURS, "one file of math, or one file of numbers, but no kernel"),
         (
             "the least memory in eager training of LLaMA and similar models",
             "Liger-Kernel",
-            f"{step(liger)}; tridal: {step(ours)}",
+            f"{step(liger)}, tridal {step(ours)}",
         ),
         (
             "a compiled model",
             "torch.compile",
-            f"LLaMA {step(compiled)}; tridal's fused loss saves memory: {step(both)}",
+            f"LLaMA {step(compiled)}, or {step(both)} with tridal's fused loss",
         ),
         ("replacements for hundreds of PyTorch's operators", "FlagGems", f"tridal has {len(OPS)} ops"),
         (
             "softmax of few and very wide rows on NVIDIA Hopper or Blackwell",
             "quack",
-            "faster there ([figures](QUACK)); it rejects odd widths",
+            "faster there ([figures](QUACK)), but rejects odd widths",
         ),
     )
     return table(["you want", "use", "reason"], lines)
