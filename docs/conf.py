@@ -126,7 +126,7 @@ def read_page(app: Sphinx, name: str, content: list[str]) -> None:
     text = themed_images(text, page.parent)
     if name in ("index", "benchmarks"):
         for title, section in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
-            links = re.findall(r"^- \[(.*?)\]\((.*?)\)", section, re.MULTILINE)
+            links = re.findall(r"^- \[(.*?)\]\(([^#]*?)\)", section, re.MULTILINE)  # to pages, not to sections
             if links:
                 links += [("Repository", REPOSITORY)] if title == "Start" and REPOSITORY else []
                 text += toctree([f"{title} <{path}>" for title, path in links], "hidden:", f"caption: {title}")
