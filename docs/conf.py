@@ -150,12 +150,12 @@ def read_docstring(app: Sphinx, what: str, name: str, value: object, options: ob
 
 
 def break_long_names(app: Sphinx, doctree: nodes.document, name: str) -> None:
-    """Lets the long names of tables break after a "." or "_", so that the table fits into the text column."""
+    """Lets long names in tables break after a "_", and in code also after a ".", so that the tables fit."""
     for text in list(doctree.findall(nodes.Text)):
         literal = isinstance(text.parent, nodes.literal)
         entry = text.parent.parent.parent if literal else text.parent.parent
-        if isinstance(entry, nodes.entry) and re.search(rf"[\w.]{{{25 if literal else 13}}}", text):
-            parts = re.findall(r".+?(?:[._](?=\w)|$)", text, re.DOTALL)
+        if isinstance(entry, nodes.entry) and re.search(r"[\w.]{25}" if literal else r"\w{13}", text):
+            parts = re.split(r"(?<=[._])(?=\w)" if literal else r"(?<=_)(?=\w)", text)
             broken = [[nodes.Text(part), nodes.raw("", "<wbr>", format="html")] for part in parts]
             text.parent.replace(text, [node for pair in broken for node in pair][:-1])
 
