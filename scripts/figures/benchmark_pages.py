@@ -175,7 +175,10 @@ def machine(document: Document) -> list[str]:
         if name not in (OURS, COPY) and not name.startswith("torch"):
             versions[name] = document["providers"][name]
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return [f"Measured on one {found['name']} with {text}, on {document['date'].partition('T')[0]}."]
+    measured = [f"Measured on one {found['name']} with {text}, on {document['date'].partition('T')[0]}."]
+    for name, date in document.get("measured_again", {}).items():
+        measured.append(f"{name} was measured again on {date}, beside copies of the same run on the same model of GPU.")
+    return measured
 
 
 def host(document: Document) -> list[str]:
