@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -10,10 +12,12 @@ import pytest
 import torch
 
 from model_helpers import build, check_step, ops_of, step, transformers
+from processes import python
 from tridal.models import hub
 
 kernels = pytest.importorskip("kernels")
 kernel_config = pytest.importorskip("transformers.utils.kernel_config")
+ROOT = Path(__file__).parents[2]
 MODE = kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE
 DEVICES = ("cpu", "cuda", "rocm", "npu")
 supports_kernels = pytest.mark.skipif(
@@ -60,6 +64,20 @@ def test_transformers_loads_the_repository(device: torch.device, monkeypatch: py
     mapping = {"RMSNorm": f"{hub.repository()}:RMSNorm"}
     model.set_use_kernels(True, transformers.KernelConfig(mapping, use_local_kernel=True))
     check_step(model, expected, {"rms_norm", "rms_norm_backward"})
+
+
+@pytest.mark.slow("it installs two packages")
+@pytest.mark.nightly("the tests of this file that load the repository without transformers")
+def test_pair_of_versions_on_the_page_loads_the_repository(tmp_path: Path) -> None:
+    """Installs the packages of the page into a folder, and runs the test above with them."""
+    page = (ROOT / "docs" / "models.md").read_text()
+    (pair,) = re.findall(r"`pip install (transformers==\S+) (kernels==[^\s`]+)`", page)
+    pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", str(tmp_path))
+    if (installed := python(*pip, *pair, new=True, code=None)).returncode:
+        pytest.skip(f"pip cannot install {' and '.join(pair)}: {installed.stderr.splitlines()[-1]}")
+    test = f"{__file__}::{test_transformers_loads_the_repository.__name__}"
+    pytest_ = ("-m", "pytest", "-q", "--backend", "interpreter", "-p", "no:cacheprovider", test)
+    assert "1 passed" in python(*pytest_, path=[tmp_path], cwd=ROOT, new=True).stdout
 
 
 def with_layer(module: Any, layer: str, device: torch.device) -> Any:
