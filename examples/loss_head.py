@@ -48,8 +48,10 @@ def add_loss_head(model: Any, temperature: float = 1.0, **options: Any) -> None:
                 inputs["num_items_in_batch"] = num_items_in_batch
             return unchanged(*args, **inputs)
         targets, head = inputs.pop("labels")[:, 1:], model.get_output_embeddings()
-        if hasattr(head.weight, "device_mesh") or not head.weight.numel():
-            raise NotImplementedError("the weight of the head is sharded: use the head of the trainer")
+        if not head.weight.numel():
+            raise NotImplementedError("ZeRO has sharded the weight of the head: use the head of the trainer")
+        if hasattr(head.weight, "device_mesh") and hasattr(head, "unshard"):
+            head.unshard()  # FSDP2 gathers the weight, and shards it and its gradient in the backward
         hidden = model.base_model(*args, **{**inputs, "use_cache": False}).last_hidden_state[:, :-1]
         mask = targets != -100
         log_probs, entropy, correct = tridal.token_log_probs(
@@ -59,6 +61,8 @@ def add_loss_head(model: Any, temperature: float = 1.0, **options: Any) -> None:
         loss = -log_probs.sum() / (mask.sum().clamp_min(1) if num_items_in_batch is None else num_items_in_batch)
         with torch.no_grad():  # the mean of a row's logits is the product with the mean of the weight's rows
             mean_logits = hidden.float() @ head.weight.float().mean(0) / temperature * mask
+        if not loss.requires_grad and hasattr(head, "reshard"):
+            head.reshard()
         return TokenOutput(loss, log_probs, entropy, correct, mask, mean_logits)
 
     model.forward = forward

@@ -220,8 +220,9 @@ def token_log_probs(
     # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
     by_ranks = is_distributed(*given, *rows) and (_compiling() or not transforms_active())
     if by_ranks:
-        from tridal.library.losses.dtensor import distributed, in_chunks
+        from tridal.library.losses.dtensor import check_input, distributed, in_chunks
 
+        check_input(op, input, linear_weight)
         x, *tensors = distributed(x, *rows, like=given)
         rows = PerRow(*tensors)
     if rows.mask is not None:

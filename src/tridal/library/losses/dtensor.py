@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_chunks import LAYER, chunk_rows, logits_of
 from tridal.library.losses.loss_math import MEAN, NONE, Options, target_weights
-from tridal.ops import Named, accumulator
+from tridal.ops import Named, accumulator, wrong
 from tridal.pytorch import call_op
 
 Tensor = torch.Tensor
@@ -31,6 +31,16 @@ def distributed(*tensors: Any, like: Sequence[Any] = ()) -> list[Any]:
         DTensor.from_local(tensor, mesh, whole, run_check=False)
         for tensor in tensors
     ]  # fmt: skip
+
+
+def check_input(op: str, input: Tensor, linear_weight: Tensor) -> None:
+    """Raises TypeError if only the weight is a DTensor, as torch's matmul does.
+
+    Under FSDP2, each rank has other rows. The input would be taken for the same rows on all ranks.
+    """
+    if isinstance(linear_weight, DTensor) and not isinstance(input, DTensor):
+        hint = "under FSDP2, first call unshard() of the module that has the weight. See docs/trainers.md"
+        raise TypeError(wrong(op, "input", "be a DTensor, because linear_weight is one", "a plain tensor", hint))
 
 
 def _reduced(rows: Tensor, target: DTensor, weight: DTensor | None, options: Options) -> Tensor:

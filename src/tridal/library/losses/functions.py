@@ -199,8 +199,10 @@ def linear_cross_entropy(
     arguments = (x, linear_weight, index, linear_bias, weight, *options, dtype, *chunks, needs)
     # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
     if is_distributed(*given.values(), weight) and (_compiling() or not transforms_active()):
+        from tridal.library.losses.dtensor import check_input
         from tridal.library.losses.dtensor import linear_cross_entropy as distributed
 
+        check_input(op, input, linear_weight)
         loss: Tensor | None = distributed(Arguments(signature, arguments).named)
     elif not _compiling() and tracing_state() is not None:
         # torch.jit.trace does not support lists of bools
