@@ -27,12 +27,13 @@ from pathlib import Path
 
 sys.path[1:1] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "benchmarks")]
 
-from figures import benchmark_pages, claims, device_table, front_page, pictures, requirements  # noqa: E402
+from figures import benchmark_pages, claims, device_table, families, front_page, pictures, requirements  # noqa: E402
 from figures.stored import BENCHMARKS, ROOT, Results  # noqa: E402
 from tridal.benchmarks import plot_style  # noqa: E402
 
 PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "results.md")]
-BLOCKS = {**benchmark_pages.BLOCKS, **front_page.BLOCKS, **device_table.BLOCKS, **requirements.BLOCKS}
+MODULES = (benchmark_pages, front_page, families, device_table, requirements)
+BLOCKS = {name: write for module in MODULES for name, write in module.BLOCKS.items()}
 BLOCK = re.compile(
     r"(?P<begin><!-- figures: (?P<name>\w+)(?: (?!on )(?P<op>\w+))?(?: on (?P<gpu>\w+))? -->\n)"
     r".*?(?P<end><!-- end of figures -->\n)",
@@ -40,7 +41,7 @@ BLOCK = re.compile(
 )
 LINKS = {
     "(QUACK)": "docs/benchmarks/softmax.md#quack", "(SPEED)": "docs/models.md#speed",
-    "(H200)": "docs/benchmarks/h200.md", "(H100)": "docs/benchmarks/h100.md",
+    "(SUPPORTED)": "docs/supported-models.md", "(H200)": "docs/benchmarks/h200.md", "(H100)": "docs/benchmarks/h100.md",
 }  # fmt: skip
 """Links in blocks, relative to the repository."""
 
