@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import runpy
 from pathlib import Path
@@ -52,3 +53,13 @@ def test_a_claim_about_the_faster_one_is_checked_in_the_results() -> None:
     faults = script["claims"].faults(results)
     assert "docs/models.md: compile is faster" in faults
     assert "docs/getting-started.md: the results give 13.4" in faults
+
+
+def test_a_new_op_gets_a_row_of_its_own_without_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "make_figures.py"))
+    devices, results = script["device_table"], script["Results"]()
+    before = devices.op_devices(results)
+    monkeypatch.setattr(devices, "OPS", (*devices.OPS, dataclasses.replace(devices.OPS[0], name="new_op")))
+    *others, row = devices.op_devices(results)
+    assert others == before
+    assert row == "| `new_op` | compiled | compiled | compiled | executed on a CPU | executed on a CPU | run |"
