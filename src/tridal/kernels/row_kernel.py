@@ -54,9 +54,9 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowKernel:
-    """A kernel over rows: the tensors it reads and writes, the statistics of a row, and its Triton functions.
+    """A kernel over rows: the tensors that it reads and writes, the statistics of a row, and its Triton functions.
 
-    It does not depend on tiles, programs or devices. `tridal.kernels.op_functions` lists the parameters of functions.
+    It is independent of tiles, programs and devices. `tridal.kernels.op_functions` lists the parameters of functions.
     Compared and hashed by identity.
 
     Attributes:

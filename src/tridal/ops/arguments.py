@@ -32,8 +32,8 @@ class Argument:
         role: what a tensor holds, see `Role`, or a function of the arguments by name; None for other types.
         optional: whether the argument may be None.
         differentiable: whether the op's gradient kernel computes a gradient of the tensor.
-        default: the value of a number that is not given. None means that it has to be given.
-        neutral: the value of a number without which a kernel is compiled, because it changes nothing.
+        default: the value of a number that the caller leaves out. None means that it is required.
+        neutral: the value of a number that changes nothing, so that a kernel is compiled without the number.
         range: the smallest and the largest value that tests draw for a number, or all values of a string.
     """
 

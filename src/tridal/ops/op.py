@@ -37,18 +37,18 @@ class Op:
         name: lower-case letters, digits and underscores; no keyword of Python.
         arguments: the arguments of the registered op, tensors first. The first tensor has a number per element. If
             there is neither an argument `dims` nor the attribute `dim`, `dim` and `dtype` are added after the tensors.
-            `dims` is the number of last dims that a row has. The names of numbers are those of the kernels' parameters.
+            `dims` is the number of last dims that form a row. Numbers have the names of the kernels' parameters.
         kernels: the kernel of the op, and that of its gradient, if there is one. Their tensors are those of the
             arguments, by role and in order. The outputs of the gradient's kernel are `gradients`. If the op has
             `steps`, these are all kernels that they launch.
-        reference: the op in torch's ops: `reference(*tensors, reduce, **numbers)`. It is the op's definition. Tensors
-            have the dtype of sums and can be broadcast to each other; an absent one is None. Returns a result, or a
-            tuple of all; a number per row keeps its dim. Autograd can differentiate it. In float64, it is the reference
-            of the conformance suite. It also computes what no kernel supports, derivatives of higher order and of
-            forward mode, and rows that are sharded over ranks. For sharded rows, `reduce` spans the ranks.
+        reference: `reference(*tensors, reduce, **numbers)`, which defines the op in torch's ops. Tensors have the dtype
+            of sums and can be broadcast to each other; an absent one is None. Returns a result, or a tuple of all; a
+            number per row keeps its dim. Autograd must be able to differentiate it. The conformance suite runs it in
+            float64. It also computes what no kernel supports, higher-order and forward-mode derivatives, and rows that
+            are sharded over ranks, for which `reduce` spans the ranks.
         gradient: the gradient in torch's ops: `gradient(*gradients of results, *saved tensors, reduce, **numbers)`.
-            Returns the gradients in order. That of a tensor with a number per column is the term of each element,
-            without the sum over rows. It gets `output_mask` if it has a parameter of this name.
+            Returns the gradients in order. For a tensor with a number per column, it returns the term of each element,
+            without the sum over rows. It receives `output_mask` if it has a parameter of this name.
         results: the results. By default, one tensor with a number per element.
         saves: names of the arguments and results that the gradient needs. A tuple is the name of the saved tensor,
             followed by the names of arguments and results, of which the first that a call has is saved.
@@ -62,24 +62,25 @@ class Op:
         prepares: whether calls with the same key are computed alike, see `tridal.pytorch.path.keys`. `steps` are then
             recorded once for a key. If not, each call computes its steps, which may then use the values of tensors and
             torch's ops.
-        any_rows: whether recorded steps are the same for any number of rows. They then depend on no size of the dims
+        any_rows: whether recorded steps are the same for any number of rows, and thus depend on no size of the dims
             before those of a row. If not, they are recorded for each shape.
         dim: the dim along which rows run, if no argument gives it. A tensor of one dim is one row.
-        constants: constants(arguments by name), the compile-time constants that follow from a call. It is called for
-            each kernel that declares constants.
+        constants: constants(arguments by name), the compile-time constants that follow from a call. Called for each
+            kernel that declares constants.
         unsupported: unsupported(arguments by name, dtypes of results), the reason why no kernel computes a call, or
             None.
-        torch_function: torch's own function, if there is one: `f(input, dim, dtype=dtype)`. It computes calls without a
-            kernel, and benchmarks compare with it.
+        torch_function: torch's own function, if there is one: `f(input, dim, dtype=dtype)`. It computes calls that have
+            no kernel, and benchmarks compare with it.
         aten: "module:mapping", the functions with which `tridal.override_torch` replaces ATen ops, by their names.
         autocast: whether autocast computes the op in float32, as torch does for softmax. If not, the op computes in the
             input's dtype under autocast.
         bounds: the error bounds of an op of one tensor in the conformance suite: an object with the methods of
-            `tridal.library.softmax.bounds.SoftmaxBounds`. By default, the suite simulates roundings of the reference.
-        cases: "module:object", a `tridal.testing.OpCases`: what the conformance cases need that does not follow from
-            the roles of tensors.
-        example: an input, a gradient, and the result and the input's gradient, which were calculated by hand to four
-            decimals. Rows are along dim -1. `tridal check` computes it.
+            `tridal.library.softmax.bounds.SoftmaxBounds`. By default, the suite derives them by simulating roundings of
+            the reference.
+        cases: "module:object", a `tridal.testing.OpCases`: what the conformance cases need beyond the roles of
+            tensors.
+        example: an input, a gradient, and the result and the input's gradient, calculated by hand to four decimals.
+            Rows are along dim -1. `tridal check` compares with it.
         benchmark: "module:object" of a `tridal.benchmarks.op_benchmark.OpBenchmark`, with what `tridal bench` cannot
             derive. It is imported when the op is measured.
     """

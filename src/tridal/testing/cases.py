@@ -108,7 +108,7 @@ TUTORIAL_SHAPE = (1823, 781)
 
 @dataclass(frozen=True)
 class OpCases:
-    """What the cases of an op need that does not follow from the roles of its tensors. `Op.cases` names it.
+    """What the cases of an op need beyond the roles of its tensors. `Op.cases` names it.
 
     Attributes:
         tensors: tensors(case) returns tensors by name that differ from those that follow from the roles, also if they

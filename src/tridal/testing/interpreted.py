@@ -29,9 +29,9 @@ def interpreted(backend: Backend, arch: str | None = None) -> Backend:
     """Returns a backend for CPU tensors with the plans of a compiled backend, which Triton's interpreter runs.
 
     Register it, and run the suite with it. The conformance suite then finds plans that give wrong results or are
-    refused, in all layouts, dtypes and sizes. It does not test what the device's compiler makes of a kernel. Probes
-    compile for the architecture if Triton can; otherwise they report 32 registers. The interpreter runs one program
-    after another, so it cannot run cooperative plans: probes do not compile them, and column loops replace them.
+    rejected, in all layouts, dtypes and sizes. It does not test what the device's compiler makes of a kernel. Probes
+    compile for the architecture if Triton can; otherwise they report 32 registers. Because the interpreter runs one
+    program after another, it cannot run cooperative plans: probes do not compile them, and column loops replace them.
 
     Args:
         backend: the backend. Its device need not be present.

@@ -19,7 +19,7 @@ _FEWEST_ELEMENTS = 100
 
 
 def quick_cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...]:
-    """Returns small cases that hold every pair of an op's direction or a plan override and another trait.
+    """Returns few small cases that cover every pair of an op's direction or a plan override and another trait.
 
     They are a sixth of the cases of all ops, which `tridal.testing.cases` returns for the same arguments.
 

@@ -64,8 +64,8 @@ _CASTS = (
 def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...]:
     """Returns all cases for a backend that is available here. `ops` are names; None stands for all ops.
 
-    Cases with a dtype that the backend does not compute are left out. Cases with a stream are included only if the
-    backend serves torch's accelerator. Cases with `last_device` are included only if the backend has several devices.
+    Leaves out cases with a dtype that the backend does not support. Includes cases with a stream only if the backend
+    serves torch's accelerator, and cases with `last_device` only if it has several devices.
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
