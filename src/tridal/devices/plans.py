@@ -37,7 +37,7 @@ class KernelConfig:
     max_registers: int | None = None
     """Limit on the registers of a thread; None leaves it to the compiler."""
     peel: bool = False
-    """Whether the unaligned head and tail of each row are computed apart from its aligned vectors ("row" layout)."""
+    """Whether kernels compute the unaligned head and tail of each row apart from its aligned vectors ("row" layout)."""
     exp2_bias: float | None = None
     """Mean relative error of the device's exp2 in float32. Kernels compute exp by exp2 and correct this error.
     Zero means exp2 without a correction. None means the device's exp, which float64 needs."""

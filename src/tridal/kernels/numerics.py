@@ -1,4 +1,4 @@
-"""Maths functions for ops: exp, reciprocal, sigmoid, rounding, and the sum of an input and a residual.
+"""Math functions for ops: exp, reciprocal, sigmoid, rounding, and the sum of an input and a residual.
 
 EXP2_BIAS is the mean relative error of the device's exp2, see `KernelConfig.exp2_bias`. If it is not zero, results are
 float32 and functions correct their rounding errors. REFINE, set for wide tiles, also corrects numbers per row.
