@@ -150,7 +150,7 @@ def _run_example(implementation: Implementation, out: Console) -> dict[str, Any]
     except Exception as exception:  # an exception is a failure of the example
         message = raised(exception)
     shown = {"X": x.tolist(), "dY": dy.tolist(), "Y": computed[0].tolist(), "dX": computed[1].tolist()}
-    out.print(f"\n[bold]Worked example[/]: {op.name} Y of X, and the gradient dX for dY")
+    out.print(f"\n[bold]Worked example[/]: Y = {op.name}(X), and the gradient dX for dY")
     lines = [
         (name if i == 0 else "", *(f"{number:8.4f}" for number in row))
         for name, numbers in shown.items()
@@ -180,7 +180,7 @@ def _make_plans(out: Console) -> list[dict[str, Any]]:
             out.print(f"\n[bold]No launch plan for {arch}[/]: {escape(str(error))}", soft_wrap=True)
         else:
             plans.append({"arch": arch, **plan_as_dict(*planned), "problem": None})
-            out.print(f"\n[bold]Launch plan of the unit test on {planned[1].name}[/] (no such device is needed here)")
+            out.print(f"\n[bold]Launch plan of the unit test on {planned[1].name}[/] (the device need not be present)")
             out.print(plan_table(*planned))
     return plans
 
