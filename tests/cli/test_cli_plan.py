@@ -102,7 +102,7 @@ def test_bad_question_is_a_usage_error(arguments: list[str], message: str) -> No
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the settings choose an accelerator here")
 def test_cpu_needs_an_arch_or_the_interpreter() -> None:
     output = plan("5", "5", code=1)
-    assert "device 'auto' (default) is cpu, whose tensors torch computes without a plan" in output
+    assert "device 'auto' (default): torch computes cpu tensors without a plan" in output
     assert re.search(r"; use --arch \w+ or --device interpreter\n", output)
     with pytest.raises(DeviceUnavailableError, match=r"; use arch='\w+' or device='interpreter'$"):
         tridal.plan(5, 5)

@@ -97,7 +97,7 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
     if (reason := interpreter.unavailable()) is not None:
         raise DeviceUnavailableError(
             f"nothing to check: {unserved}, and backend {interpreter.name!r} is not available: {reason}. "
-            f"To install it: {interpreter.install}"
+            f"Requirements: {interpreter.install}"
         )
     return interpreter, None, f"Running the kernels in Triton's interpreter, because {unserved}"
 

@@ -241,7 +241,7 @@ def _backend_line(backend: dict[str, Any], devices: list[dict[str, Any]]) -> tup
     lines = "\n".join(_device_line(device) for device in devices if device["backend"] == backend["name"])
     details = escape(lines if backend["available"] else backend["reason"])
     if backend["install"]:
-        details += f"\n[dim]to install it: {escape(backend['install'])}[/]"
+        details += f"\n[dim]requirements: {escape(backend['install'])}[/]"
     return backend["name"], _YES_NO[backend["available"]], backend["origin"], details
 
 

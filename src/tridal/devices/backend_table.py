@@ -87,7 +87,7 @@ def available(name: str, source: str = "") -> CheckedBackend:
             if other.device_type == kind
         ]
         raise DeviceUnavailableError(
-            f"{source}{name!r} is not available: {reason}. To install it: {backend.install}. {''.join(same_type)}"
+            f"{source}{name!r} is not available: {reason}. Requirements: {backend.install}. {''.join(same_type)}"
             f"{AUTO!r} selects the first available device"
         )
     return backend

@@ -141,7 +141,7 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
     if backend is None:
         fixes = {"arch": next(iter(architectures()), None)}
         fixes |= {"device": next((backend.name for backend in registry.loaded() if backend.interpreted), None)}
-        error = DeviceUnavailableError(f"device {name} is {where}, whose tensors torch computes without a plan")
+        error = DeviceUnavailableError(f"device {name}: torch computes {where} tensors without a plan")
         error.fixes = {key: value for key, value in fixes.items() if value}
         raise error
     return backend, backend.properties(torch.device(where).index or 0)

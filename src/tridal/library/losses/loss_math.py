@@ -36,7 +36,7 @@ class Options(NamedTuple):
 
 
 def classes_dim(input: Tensor) -> int:
-    """Returns the dim of the classes."""
+    """The dim of the classes: 1, or 0 if there is no dim of rows."""
     return min(input.dim() - 1, 1)
 
 

@@ -260,7 +260,7 @@ class Recorder(Steps):
         self._step(function, arguments, None)
 
     def call(self, results: Sequence[Tensor | None], bare: bool) -> Call:
-        """Returns the call with these results of the steps. If it is `bare`, it returns the first one."""
+        """Makes the call that returns these results of the steps, or only the first one if it is `bare`."""
         returned = [self._text(result) for result in results]
         text = returned[0] if bare else f"({''.join(f'{name}, ' for name in returned)})"
         run = generated("run", ", ".join(self._parameters), [*self._lines, f"return {text}"], self._scope)
