@@ -8,6 +8,8 @@ from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Pro
 
 MIN_PEELED_VECTORS = 4
 """Narrower rows have too few aligned vectors to peel."""
+_MAX_WAVES, _MAX_IDLE = 4, 0.1
+"""Programs of blocks have more waves if more than this part of the programs would be idle at the end."""
 
 
 def cdiv(value: int, divisor: int) -> int:
@@ -18,6 +20,28 @@ def cdiv(value: int, divisor: int) -> int:
 def round_up(value: int, unit: int) -> int:
     """Rounds up to a multiple of `unit`."""
     return cdiv(value, unit) * unit
+
+
+def programs_of_blocks(blocks: int, resident: int, most: int) -> int:
+    """Counts programs, as many for each block and at most `most`, so that few of them are idle at the end.
+
+    They are at most `_MAX_WAVES` times as many as are resident, unless there are more blocks.
+    """
+
+    def idle(of_block: int) -> float:
+        programs = of_block * blocks
+        return 1 - programs / round_up(programs, resident)
+
+    waves = range(1, _MAX_WAVES + 1)
+    numbers = [max(1, min(most, number * resident // blocks)) for number in waves]
+    return blocks * next((n for n in numbers if idle(n) <= _MAX_IDLE), min(numbers, key=idle))
+
+
+def count_programs(problem: Problem, tiles: int, resident: int) -> int:
+    """Counts the programs that loop over the tiles, of which so many are resident."""
+    if problem.per_block:
+        return programs_of_blocks(problem.blocks, resident, tiles // problem.blocks)
+    return min(tiles, resident)
 
 
 def smallest_limit(limits: list[tuple[int, str]]) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from tridal.devices.types import (
 )
 from tridal.errors import PlanError
 from tridal_accelerator.candidates import Candidates
-from tridal_accelerator.gpu import cdiv
+from tridal_accelerator.gpu import cdiv, programs_of_blocks
 from tridal_cuda import tuning
 from tridal_cuda.column_reads import fit_column_reads
 from tridal_cuda.column_sums import fit_column_sums
@@ -59,6 +59,11 @@ def _count_programs(fitted: Fit) -> tuple[int | None, str]:
     config, problem, per_row = fitted.config, fitted.problem, fitted.config.programs_per_row
     tiles = problem.tiles(config.rows)
     groups = min(tiles, fitted.groups)
+    if problem.column_writes and problem.per_block:
+        most = tiles // problem.blocks // tuning.SUMS_MIN_TILES
+        programs = programs_of_blocks(problem.blocks, max(1, fitted.groups), most)
+        of_block = programs // problem.blocks
+        return programs, f"{of_block} programs loop over the tiles of each of {problem.blocks} blocks, and sum them"
     if problem.column_writes:
         enough, most = cdiv(problem.device.cores, per_row), tiles // tuning.SUMS_MIN_TILES
         groups = min(groups, enough) if most <= enough else min(most, fitted.groups)

@@ -6,6 +6,8 @@ The number of programs does not grow with the rows, because triton-ascend reject
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tridal.devices.types import (
     ITEMSIZE,
     DeviceProperties,
@@ -37,7 +39,8 @@ def plan(
         wanted, origin = device.cores, f"one per {device.core_name}"
     config = given or _choose_config(problem, unified_buffer, wanted)
     tiles, elements = problem.tiles(config.rows), config.rows * config.cols
-    programs = min(tiles, wanted) if config.persistent else tiles
+    found = LaunchPlan(config, wanted if config.persistent else None, "")
+    programs = found.programs_for(tiles, problem.blocks)
     limits = limit(problem, config.schedule, config.rows, unified_buffer)
     if elements > limits.max_elements:
         raise PlanError(f"a tile has at most {limits.max_elements} elements, not {config.rows} x {config.cols}")
@@ -51,7 +54,7 @@ def plan(
         f"{problem.layout} layout: {limits.max_elements} elements, {limits.max_double_buffered} double-buffered): "
         f"{double_buffered}double-buffered"
     )
-    return LaunchPlan(config, wanted if config.persistent else None, reason)
+    return replace(found, reason=reason)
 
 
 def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> KernelConfig:

@@ -22,7 +22,7 @@ from tridal.devices.types import (
 )
 from tridal.errors import PlanError
 from tridal_accelerator.candidates import Candidates, Estimate
-from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
+from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv, count_programs
 from tridal_rocm.resources import MAX_THREADS, max_registers, occupancy
 
 _KIB = 1 << 10
@@ -97,7 +97,7 @@ def _count_programs(fitted: Compiled, tiles: int) -> tuple[int | None, str]:
     read_twice = config.schedule == "column_loop" and problem.statistics > 0 and writes
     if read_twice:
         per_core = min(per_core, max(_MIN_PERSISTENT, cache // 2 // (device.cores * rows)))
-    programs = min(tiles, device.cores * per_core)
+    programs = count_programs(problem, tiles, device.cores * per_core)
     explanation = f"{programs} programs loop over the tiles, at most {per_core} per {device.core_name}"
     if read_twice:
         fits = "fits in the cache of" if programs * rows <= cache else "exceeds the cache of"

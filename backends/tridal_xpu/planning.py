@@ -22,7 +22,7 @@ from tridal.devices.types import (
 )
 from tridal.errors import PlanError
 from tridal_accelerator.candidates import Candidates, Estimate
-from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
+from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv, count_programs
 from tridal_xpu.resources import MAX_SPILL, MAX_WORK_ITEMS, occupancy, registers_per_item
 
 _CACHE_LINE = 64  # bytes
@@ -101,7 +101,7 @@ def _count_programs(fitted: Compiled, tiles: int) -> tuple[int | None, str]:
         return fitted.one_program_per_tile(tiles)
     device, in_flight = fitted.problem.device, fitted.problem.bytes_per_tile(fitted.config)
     per_core = min(fitted.occupancy, max(_MIN_PERSISTENT, cdiv(_BYTES_IN_FLIGHT, in_flight)))
-    programs = min(tiles, device.cores * per_core)
+    programs = count_programs(fitted.problem, tiles, device.cores * per_core)
     explanation = f"{programs} programs loop over the tiles, at most {per_core} per {device.core_name}, "
     return programs, explanation + f"with {per_core} x {in_flight} bytes in flight"
 

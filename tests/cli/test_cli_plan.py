@@ -55,6 +55,11 @@ def test_matrix_with_more_tiles_than_a_launch_has_programs_gets_a_plan(
     assert found["config"]["persistent"]
 
 
+def test_plan_of_blocks_of_rows_has_programs_for_each() -> None:
+    report = plan_json("3000", "1152", "--op", "modulated_rms_norm_backward", "--blocks", "30", "--arch", "interpreter")
+    assert report["blocks"] == report["plan"]["launched_programs"] == 30
+
+
 def test_text_output_describes_the_plan() -> None:
     output = plan("1823", "781", "--arch", COMPILED[0], "--dtype", "bfloat16")
     _, properties = planning.architectures()[COMPILED[0]]

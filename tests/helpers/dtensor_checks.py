@@ -102,12 +102,14 @@ def every_placement_equals_torch(mesh: DeviceMesh) -> None:
 
 
 @check
-def a_scale_per_batch_is_expanded_to_the_shards(mesh: DeviceMesh) -> None:
-    for name, placement in itertools.product(("rms_norm", "layer_norm"), (*map(Shard, range(3)), Replicate())):
+def a_scale_per_batch_follows_the_shards(mesh: DeviceMesh) -> None:
+    """The batch is sharded, with the scale or without; or the tokens, so that gradients of the scale are sums."""
+    placements = ((Shard(0), Shard(0)), *((where, Replicate()) for where in (*map(Shard, range(3)), Replicate())))
+    for name, (placement, of_scale) in itertools.product(("rms_norm", "layer_norm"), placements):
         torch.manual_seed(0)
         whole = [torch.randn(*shape, dtype=torch.float64) for shape in ((4, 3, 6), (4, 1, 6), (4, 1, 6))]
         leaves, found = [tensor.requires_grad_() for tensor in whole], []
-        for tensor, where in zip(whole, (placement, Replicate(), Replicate()), strict=True):
+        for tensor, where in zip(whole, (placement, of_scale, of_scale), strict=True):
             found.append(distribute_tensor(tensor.detach(), mesh, [where]).requires_grad_())
         x, scale, shift = leaves
         expected = getattr(torch.nn.functional, name)(x, (6,), eps=1e-5) * (1 + scale) + shift
@@ -117,6 +119,7 @@ def a_scale_per_batch_is_expanded_to_the_shards(mesh: DeviceMesh) -> None:
         wanted = torch.autograd.grad(expected, leaves, grad)
         for result, exact in zip((y, *gradients), (expected, *wanted), strict=True):
             assert_close(result.full_tensor(), exact.detach())
+        assert gradients[1].placements == ((Partial(),) if placement == Shard(1) else (placement,))
 
 
 @check

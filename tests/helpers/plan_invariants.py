@@ -40,6 +40,7 @@ def problems(choose: st.DrawFn) -> Problem:
         layout=choose(st.sampled_from(["row", "inner", "strided"])),
         aligned=choose(st.booleans()),
         scale_mask=choose(st.booleans()),
+        per_block=choose(st.booleans()),
     )
 
 
@@ -119,7 +120,7 @@ def check_rocm_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan
     per_simd = waves(used.registers, warp_size)
     assert plan.occupancy * config.num_warps <= 4 * per_simd
     assert plan.occupancy * used.shared_memory <= (device.shared_memory or 0)
-    assert not problem.column_writes or launched <= device.cores * plan.occupancy
+    assert not problem.column_writes or problem.per_block or launched <= device.cores * plan.occupancy
     per_lane, unit = REGISTERS[warp_size]
     formula = f"4*min({WAVES[warp_size]}, {per_lane}//{allocated(used.registers, unit)})//{config.num_warps}"
     assert f"min(waves {formula}={4 * per_simd // config.num_warps}" in plan.reason

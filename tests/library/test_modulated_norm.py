@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import tridal
+from tridal.runtime.specialization import KernelCall
 
 Tensor = torch.Tensor
 NAMES = ("layer_norm", "rms_norm")
@@ -52,6 +53,31 @@ def test_results_and_gradients_are_those_of_torch(device: torch.device, name: st
         assert {call.op: call.backend for call in calls} == dict.fromkeys(
             (f"modulated_{name}", f"modulated_{name}_backward"), calls[0].backend
         )
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)])
+@each
+def test_only_the_gradients_that_are_needed_are_written(
+    device: torch.device, name: str, wanted: tuple[int, ...], planned: list[KernelCall]
+) -> None:
+    tensors = [t.requires_grad_(i in wanted) for i, t in enumerate(torch.randn(3, 4, 1, 24, device=device).double())]
+    tensors[0] = torch.randn(4, 9, 24, device=device).double().requires_grad_(0 in wanted)
+    chosen = [tensors[index] for index in wanted]
+    found, expected = (function(name, *tensors) for function in (ours, theirs))
+    grad = torch.randn_like(expected)
+    assert_close(*(torch.autograd.grad(y, chosen, grad) for y in (found, expected)))
+    problem = next(call.problem for call in planned if call.kernel.name == f"modulated_{name}_backward")
+    assert (len(problem.writes), len(problem.column_writes)) == (0 in wanted, len(wanted) - (0 in wanted))
+
+
+@each
+def test_scale_and_shift_may_have_different_shapes(device: torch.device, name: str) -> None:
+    for shapes in (((2, 1, 16), (1, 1, 16)), ((2, 1, 16), (2, 5, 16)), ((1, 5, 16), (2, 1, 16)), ((1, 1, 16),) * 2):
+        tensors = leaves(device, (2, 5, 16), *shapes)
+        found, expected = (function(name, *tensors) for function in (ours, theirs))
+        assert_close(found, expected)
+        grad = torch.randn_like(expected)
+        assert_close(*(torch.autograd.grad(y, tensors, grad) for y in (found, expected)))
 
 
 @each

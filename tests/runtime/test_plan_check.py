@@ -123,6 +123,8 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (WHOLE_ROW, {"peel": True}, {"problem": replace(PROBLEM, column_writes=("float32",))},
          "peel = True, expected False, because peeled rows begin at different columns, and the op sums over rows"),
         (WHOLE_ROW, {"lanes": 2}, {}, f"lanes = 2, {LANES}"),
+        (COOPERATIVE, {}, {"problem": replace(PROBLEM, per_block=True)},
+         "schedule = 'cooperative', expected another one: each block has programs of its own, so they may not be "),
         # column_loop
         (COLUMN_LOOP, {"reload": True}, {}, "reload = True, expected False, because 'column_loop' does not support it"),
         (COLUMN_LOOP, {"peel": True}, {}, PEELS),

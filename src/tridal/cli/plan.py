@@ -41,6 +41,9 @@ def plan(
     dtype: Annotated[str, typer.Option(help=f"One of {DTYPES}.")] = "float32",
     op: Annotated[str | None, typer.Option(help=f"An op or its gradient: {KERNELS}. Default: the first one.")] = None,
     dim: Annotated[int, typer.Option(help="-1 reduces each row, 0 reduces each column.")] = -1,
+    blocks: Annotated[
+        int | None, typer.Option(help="Blocks of rows with numbers per column of their own, as scales per batch.")
+    ] = None,
     device: Device = None,
     arch: Annotated[
         str | None,
@@ -59,22 +62,23 @@ def plan(
     op = ops.first().name if op is None else op
     dtype = DTYPE_ALIASES.get(dtype, dtype)
     with wrong_usage():
-        planning.matrix_call(rows, cols, dtype=dtype, op=op, dim=dim)
+        planning.matrix_call(rows, cols, dtype=dtype, op=op, dim=dim, blocks=blocks)
         if device or arch:
             planning.target(device, arch)
         if source and as_json:
             raise PlanError("pass either --source or --json, not both")
-    planned = planning.planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
+    planned = planning.planned(rows, cols, dtype=dtype, op=op, dim=dim, blocks=blocks, device=device, arch=arch)
     if source:
         typer.echo(planned[2].source, file=stdout(), nl=False)
         return
     if as_json:
-        question = {"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, "arch": arch}
+        question = {"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, "blocks": blocks, "arch": arch}
         print_json({**question, **plan_as_dict(*planned)})
         return
     out, name = console(), planned[1].name
     on = f"[bold]{name}[/]" if arch is None else f"[bold]{escape(arch)}[/] with the limits of {name}"
-    out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype} along dim {dim}, on {on}", soft_wrap=True)
+    parts = "" if blocks is None else f" in {blocks} blocks of rows"
+    out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype}{parts} along dim {dim}, on {on}", soft_wrap=True)
     out.print(plan_table(*planned))
 
 

@@ -83,10 +83,11 @@ class LaunchPlan:
     compilations: int = field(default=0, compare=False)
     """Configurations that were compiled to make this plan. tridal counts them."""
 
-    def programs_for(self, tiles: int) -> int:
-        """Counts the programs of a launch with so many tiles."""
-        needed = tiles * self.config.programs_per_row
-        return needed if self.programs is None else min(needed, self.programs)
+    def programs_for(self, tiles: int, blocks: int = 1) -> int:
+        """Counts the programs of a launch with so many tiles. Each of `Problem.blocks` has as many, and some."""
+        needed, fewest = tiles * self.config.programs_per_row, blocks * self.config.programs_per_row
+        programs = needed if self.programs is None else min(needed, self.programs)
+        return programs if blocks == 1 else max(1, programs // fewest) * fewest
 
     @property
     def schedule(self) -> Schedule:

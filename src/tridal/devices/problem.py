@@ -211,6 +211,9 @@ class Problem:
     are all addresses, in bytes."""
     scale_mask: bool = False
     """Whether elements are scaled or masked when they are loaded, which adds loads and arithmetic per element."""
+    per_block: bool = False
+    """Whether numbers per column belong to one of the `outer` blocks. A launch rounds the number of persistent programs
+    down to a multiple of `blocks`, but each block has one."""
 
     @property
     def rows(self) -> int:
@@ -222,6 +225,11 @@ class Problem:
         if rows < 1:
             raise PlanError(f"rows = {rows!r}: a tile has at least one row")
         return self.outer * -(-self.inner // rows)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks with numbers per column of their own. Each program computes tiles of one of them."""
+        return self.outer if self.per_block else 1
 
     @property
     def statistics_only(self) -> bool:
@@ -256,8 +264,11 @@ class Problem:
 
     @property
     def can_exchange(self) -> bool:
-        """Whether cooperative programs can exchange the statistics of a row: at most two numbers in float32."""
-        return self.statistics <= 2 and self.accumulator == 4
+        """Whether cooperative programs can exchange the statistics of a row: at most two numbers in float32.
+
+        If numbers per column belong to blocks, a launch may have more programs than are resident.
+        """
+        return self.statistics <= 2 and self.accumulator == 4 and not self.per_block
 
     @property
     def vector(self) -> int:

@@ -21,7 +21,9 @@ def column_loop(w: Writer) -> None:
     p.flags = {"UNNORMALIZED": False, "GUARD": p.zero_masked_rows, "REFINE": p.cols >= 128}
     p.flags_of["term"] = {"GUARD": True}  # all elements of a block of columns may be -inf
     p.flags_of["rebase"] = {"EXP2_BIAS": None}  # the device's exp is fast enough for one number per row
-    with w("for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):"):
+    if p.per_block:
+        w.block_of_program("tl.program_id(0)")
+    with w("for tile in tl.range(FIRST_TILE, END_TILE, STEP):", **tile_range(p)):
         w.position()
         w.load_rows(p.all_used)
         w.pick()
@@ -41,6 +43,13 @@ def column_loop(w: Writer) -> None:
                 w.load_columns(used, [p.body])
                 w.store(p.body, aligned=False)
                 add_to_stored_sums(w)
+
+
+def tile_range(p: TextPlan) -> dict[str, str]:
+    """The range of the tiles of a program: its first tile, the end, and the step."""
+    if p.per_block:
+        return {"FIRST_TILE": "first_tile + tl.program_id(0) % groups", "END_TILE": "tiles", "STEP": "groups"}
+    return {"FIRST_TILE": "tl.program_id(0)", "END_TILE": p.literals["TILES"], "STEP": "tl.num_programs(0)"}
 
 
 def counts_elements(p: TextPlan) -> bool:
@@ -156,8 +165,12 @@ def add_to_stored_sums(w: Writer) -> None:
         w("sum_column = column_block * COLS + tl.arange(0, COLS)")
     for name in names:
         term = f"tl.sum({w.write_sum_term(name, p.body)}, {1 - p.axis})"
-        w(f"""
+        w(
+            f"""
             {name}_at = {name}_sums + tl.cast(tl.program_id(0), tl.int64) * cols + sum_column
-            is_later_tile = tile != tl.program_id(0)
+            is_later_tile = tile != FIRST_TILE
             sum_of_{name} = tl.load({name}_at, mask=(sum_column < cols) & is_later_tile, other=0.0)
-            tl.store({name}_at, sum_of_{name} + TERM, mask=sum_column < cols)""", TERM=term)  # fmt: skip
+            tl.store({name}_at, sum_of_{name} + TERM, mask=sum_column < cols)""",
+            **tile_range(p),
+            TERM=term,
+        )

@@ -14,17 +14,17 @@ RESERVED = frozenset({
 })  # fmt: skip
 """The parameters of functions that have a meaning in every kernel, see `tridal.kernels.op_functions`."""
 SCHEDULE_NAMES = frozenset({
-    "after_picked", "await_claim", "begin", "begin_chunk", "block", "body", "body_chunk", "chunk", "claim", "claimed",
-    "clear_slots", "collect", "cols", "column_block", "column_chunk", "column_edge", "columns", "columns_chunk",
-    "counted", "edge", "edge_count", "end", "flat", "float", "group", "groups", "has_edge", "head", "head_edge",
-    "heads", "in_bounds_chunk", "in_bounds_edge", "in_col", "in_inner", "in_jump", "in_outer", "in_row", "inner",
-    "is_column", "is_later_tile", "iteration", "last", "narrow_index", "mask", "mask_at", "mask_batch", "mask_col",
-    "mask_head", "mask_query", "merge_lanes", "minor_blocks", "misalignment", "next_claim", "op_math", "out_col",
-    "out_inner", "out_jump", "out_outer", "out_row", "outer", "picked_at", "picked_column", "publish", "queries",
-    "query", "rank", "read_claim", "rebase_statistic", "reduce_lanes", "release_group", "row", "row_at",
-    "row_in_bounds", "row_index", "row_inner", "row_number", "row_outer", "rows", "rows_edge", "scale", "score_mask",
-    "split_lanes", "sum_column", "tail", "third_col", "third_inner", "third_jump", "third_outer", "third_row",
-    "tile", "tiles", "tl", "triton", "unused", "workspace", "zero",
+    "after_picked", "await_claim", "begin", "begin_chunk", "block", "block_stride", "body", "body_chunk", "chunk",
+    "claim", "claimed", "clear_slots", "collect", "cols", "column_block", "column_chunk", "column_edge", "columns",
+    "columns_chunk", "counted", "edge", "edge_count", "end", "first_tile", "flat", "float", "group", "groups",
+    "has_edge", "head", "head_edge", "heads", "in_bounds_chunk", "in_bounds_edge", "in_col", "in_inner", "in_jump",
+    "in_outer", "in_row", "inner", "is_column", "is_later_tile", "iteration", "last", "narrow_index", "mask", "mask_at",
+    "mask_batch", "mask_col", "mask_head", "mask_query", "merge_lanes", "minor_blocks", "misalignment", "next_claim",
+    "op_math", "out_col", "out_inner", "out_jump", "out_outer", "out_row", "outer", "picked_at", "picked_column",
+    "publish", "queries", "query", "rank", "read_claim", "rebase_statistic", "reduce_lanes", "release_group", "row",
+    "row_at", "row_in_bounds", "row_index", "row_inner", "row_number", "row_outer", "rows", "rows_edge", "scale",
+    "score_mask", "split_lanes", "sum_column", "tail", "third_col", "third_inner", "third_jump", "third_outer",
+    "third_row", "tile", "tiles", "tl", "triton", "unused", "workspace", "zero",
 })  # fmt: skip
 """The variables, arguments and functions of written kernels that are not named by the op."""
 _VARIABLES = {

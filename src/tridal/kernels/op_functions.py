@@ -160,6 +160,7 @@ def constants_of(kernel: RowKernel) -> dict[str, Any]:
     _check_column_terms(kernel, arguments)
     _check_rebase(kernel, arguments)
     declared = set().union(*arguments.values())
+    of_sums = set().union(*(names for function, names in arguments.items() if function.role == "column_writes"))
     first, second = [*(statistic.reduce for statistic in kernel.statistics), None, None][:2]
     return {
         "FIRST": first,
@@ -169,14 +170,16 @@ def constants_of(kernel: RowKernel) -> dict[str, Any]:
         "COUNTS": not declared.isdisjoint({"count", "part_count"}),
         "PADDING": kernel.padding,
         "NEUTRAL_PADDING": kernel.neutral_padding,
-        "MASKS_TERMS": not kernel.neutral_padding or "in_bounds" in declared,
+        "MASKS_TERMS": not kernel.neutral_padding
+        or "in_bounds" in declared
+        or not of_sums.isdisjoint(kernel.column_reads),
     }
 
 
 def _check_column_terms(kernel: RowKernel, arguments: dict[OpFunction, list[str]]) -> None:
     """Raises PluginError if an unmasked term uses a number that may not be zero in a row beyond the last one."""
     statistics = [name for statistic in kernel.statistics for name in (statistic.name, f"part_{statistic.name}")]
-    unsafe = {*statistics, "part_scale", kernel.row_value, *kernel.column_reads}
+    unsafe = {*statistics, "part_scale", kernel.row_value}
     for function, names in arguments.items() if kernel.neutral_padding else ():
         if function.role == "column_writes" and (used := [name for name in names if name in unsafe]):
             raise PluginError(

@@ -27,14 +27,28 @@ class Writer(Text):
 
     # --- where a tile is
 
+    def block_of_program(self, group: str) -> None:
+        """The block of a program, its first tile and the end, and the number of groups of programs of each block.
+
+        Arguments:
+            group: the index of the program's group.
+        """
+        self("""
+            # Each program computes tiles of one block.
+            groups = tl.num_programs(0) // PROGRAMS_PER_ROW // outer
+            block = tl.cast(GROUP // groups, tl.int64)
+            first_tile = GROUP // groups * TILES_OF_BLOCK
+            tiles = first_tile + TILES_OF_BLOCK""", GROUP=group)  # fmt: skip
+
     def position(self) -> None:
         """The block of a tile, its first row, and where this row begins in memory."""
         p = self.plan
-        of_block = "inner" if p.rows == 1 else f"tl.cdiv(inner, {p.rows})"
-        self("""
-            # A tensor has `outer` blocks of `inner` rows.
-            block = tl.cast(tile // TILES_OF_BLOCK, tl.int64)
-            row = tl.cast(tile % TILES_OF_BLOCK, tl.int64) * ROWS""", TILES_OF_BLOCK=of_block)  # fmt: skip
+        self("# A tensor has `outer` blocks of `inner` rows.")
+        if p.per_block and p.persistent:  # `tile` is in the block of the program
+            self("row = tl.cast(tile - first_tile, tl.int64) * ROWS")
+        else:
+            self("block = tl.cast(tile // TILES_OF_BLOCK, tl.int64)")
+            self("row = tl.cast(tile % TILES_OF_BLOCK, tl.int64) * ROWS")
         for group in p.used_stride_groups:
             jump = f" + block // minor_blocks * {group}_jump" if self.kernel.split else ""
             outer, inner = p.number(f"{group}_outer"), p.number(f"{group}_inner")
@@ -141,9 +155,10 @@ class Writer(Text):
         for area in areas or p.areas:
             for name in names:
                 at = "flat" if flat else p.column(area)
+                of_block = f"block * {p.number('block_stride')} + " if name in self.kernel.per_block else ""
                 self(
                     f"X = {area.along('NUMBER') if flat else 'NUMBER'}", X=area(name),
-                    NUMBER=f"tl.load({name}_ptr + {at}, mask={at} < cols, other=0).to({p.acc})",
+                    NUMBER=f"tl.load({name}_ptr + {of_block}{at}, mask={at} < cols, other=0).to({p.acc})",
                 )  # fmt: skip
 
     def load_rows(self, names: Collection[str]) -> None:
@@ -265,10 +280,13 @@ class Writer(Text):
     def write_sum_term(self, name: str, area: Area) -> str:
         """Writes the term of a sum over rows and returns its variable.
 
-        Columns out of bounds are never stored, so only rows out of bounds need a mask.
+        Columns out of bounds are never stored, so only rows out of bounds need a mask. A number per column may be
+        infinite, so it is not neutral.
         """
+        p, k = self.plan, self.kernel
         term = self.write_call("column_writes", name, area)
-        masks = self.plan.rows > 1 and not self.plan.neutral_padding
+        uses_columns = not {*k.column_reads}.isdisjoint(p.arguments_of(OpFunction("column_writes", name)))
+        masks = p.rows > 1 and (uses_columns or not p.neutral_padding)
         return f"tl.where({area('in_bounds')}, {term}, 0.0)" if masks else term
 
 

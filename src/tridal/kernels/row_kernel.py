@@ -83,7 +83,8 @@ class RowKernel:
         padding: the value of elements beyond the end of a row.
         neutral_padding: whether elements of `padding` leave the statistics unchanged. Also whether they leave the sums
             of `column_writes` unchanged in a row beyond the last one, whose `row_reads` are zero; terms of these sums
-            may then use neither statistics, `row_value` nor `column_reads`. If not, terms beyond the end are masked.
+            may then use neither statistics nor `row_value`, and those that use `column_reads` are masked. If not, terms
+            beyond the end are masked.
         scale_mask: whether the first tensor can be scaled and masked when it is loaded.
         live_tiles: tiles of the accumulator's dtype that are live at the same time, from 1 to 16, see
             `Problem.live_tiles`.
@@ -95,6 +96,8 @@ class RowKernel:
             call's `RowLayout`: "in" or "third". The first tensor has "in", and others have "out". Set by the launch
             engine, as is `split`.
         split: whether the blocks of the `RowLayout` have two strides.
+        per_block: names in `column_reads` and `column_writes` that have a number per column for each of the `outer`
+            blocks of rows. Each program then computes tiles of one block. Set for a call, see `with_blocks`.
     """
 
     name: str
@@ -117,6 +120,7 @@ class RowKernel:
     constants: tuple[tuple[str, Any], ...] = ()
     stride_groups: tuple[tuple[str, str], ...] = ()
     split: bool = False
+    per_block: tuple[str, ...] = ()
 
     def bind(self, **constants: Any) -> RowKernel:
         """Adds constants to the kernel. Each replaces the tensor or parameter of its name, or is a new one.
@@ -131,6 +135,19 @@ class RowKernel:
         for field in ("added", "row_index"):
             bound[field] = None if getattr(self, field) in constants else getattr(self, field)
         return _changed(self, **bound)
+
+    def with_blocks(self, *names: str) -> RowKernel:
+        """Gives inputs and outputs with a number per element a number per column and block of rows instead.
+
+        The functions stay the same: that of an output computes the term of a sum over the rows of a block. Equal
+        arguments give the same kernel.
+        """
+        changed: dict[str, Any] = {"per_block": names}
+        for field, columns in (("reads", "column_reads"), ("writes", "column_writes")) if names else ():
+            moved = tuple(name for name in getattr(self, field) if name in names)
+            changed[field] = tuple(name for name in getattr(self, field) if name not in names)
+            changed[columns] = (*getattr(self, columns), *moved)
+        return _changed(self, **changed) if names else self
 
     def writing(self, *names: str) -> RowKernel:
         """Removes the outputs that are not named. Equal arguments give the same kernel."""

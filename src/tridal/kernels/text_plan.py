@@ -79,6 +79,8 @@ class TextPlan:
         self.body_length = f"(cols - head) // {self.vector} * {self.vector}" if self.peel else "cols"
         self.begins = bool(self.peel or self.rank or loops)
         """Whether an area of a tile begins at another column than the first one of its row."""
+        self.per_block = bool(kernel.per_block)
+        """Whether each program computes tiles of one block of rows."""
         self.hides_stride = bool(self.rank and not self.axis and not loops)
         """Whether Triton must not know the stride between columns, see `whole_row.hide_stride`."""
         self.flags: dict[str, Any] = {}
@@ -91,6 +93,7 @@ class TextPlan:
             "INT64": self.int64,
             "PADDING": literal(float(self.padding)),
             "TILES": "outer * inner" if self.rows == 1 else f"outer * tl.cdiv(inner, {self.rows})",
+            "TILES_OF_BLOCK": "inner" if self.rows == 1 else f"tl.cdiv(inner, {self.rows})",
             "VECTORS": self.vector if self.rows == 1 else [self.vector] * 2,
         }
 

@@ -114,7 +114,9 @@ def programs(w: Writer) -> None:
         w("rank, group = tl.program_id(0) % PROGRAMS_PER_ROW, tl.program_id(0) // PROGRAMS_PER_ROW")
     elif p.persistent:
         w("group = tl.program_id(0)")
-    if p.persistent or p.exchange:
+    if p.per_block and p.persistent:
+        w.block_of_program("group")
+    elif p.persistent or p.exchange:
         w("groups = tl.num_programs(0)" + (" // PROGRAMS_PER_ROW" if p.rank else ""))
         w("tiles = TILES")
 
@@ -126,6 +128,9 @@ def tiles(w: Writer) -> Iterator[None]:
     if not p.persistent:
         w("tile = group" if p.rank else "tile = tl.program_id(0)")
         yield
+    elif p.per_block:
+        with w("for tile in tl.range(first_tile + group % groups, tiles, groups, num_stages=NUM_STAGES):"):
+            yield
     elif not claims_tiles(p):
         with w("for tile in tl.range(group, tiles, groups, num_stages=NUM_STAGES):"):
             yield

@@ -11,9 +11,9 @@ import torch
 
 from tridal.ops.row_reduce import accumulator
 
-Role: TypeAlias = Literal["element", "row", "column", "index", "number", "mask", "whole"]
-"""What a tensor holds: a number per element, per row, per column, a column index per row, one number of all rows, a
-mask that is broadcast to the elements, or something else ("whole")."""
+Role: TypeAlias = Literal["element", "row", "column", "block", "index", "number", "mask", "whole"]
+"""What a tensor holds: a number per element, per row, per column, per column and block of rows, a column index per row,
+one number of all rows, a mask that is broadcast to the elements, or something else ("whole")."""
 Named: TypeAlias = Mapping[str, Any]
 """The arguments of a call by name."""
 RoleOf: TypeAlias = Role | Callable[[Named], Role]
@@ -35,6 +35,7 @@ class Argument:
         default: the value of a number that the caller leaves out. None means that it is required.
         neutral: the value of a number that changes nothing, so that a kernel is compiled without the number.
         range: the smallest and the largest value that tests draw for a number, or all values of a string.
+        per_block: whether a tensor with a number per element may have the role "block" in a call, see `per_element`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Argument:
     default: Any = None
     neutral: float | None = None
     range: tuple[Any, ...] | None = None
+    per_block: bool = False
 
     @property
     def schema(self) -> str:
@@ -69,6 +71,7 @@ class Result:
         gradient: the name of its gradient among the arguments of the op's gradient; None if it has none.
         returned: whether the op's function returns it. The others come last.
         depends_on: names of the differentiable arguments on which it depends; empty for all.
+        per_block: the argument with whose role "block" the result has this role, too; it is then a sum over rows.
     """
 
     name: str
@@ -79,16 +82,23 @@ class Result:
     gradient: str | None = None
     returned: bool = True
     depends_on: tuple[str, ...] = ()
+    per_block: str | None = None
 
 
-def per_element(name: str, *, optional: bool = False, differentiable: bool = True) -> Argument:
+def per_element(
+    name: str, *, optional: bool = False, differentiable: bool = True, or_per_block: bool = False
+) -> Argument:
     """Declares a tensor with a number per element.
+
+    With `or_per_block`, its last sizes before those of a row may be 1 instead: [batch, 1, columns] for an input of the
+    shape [batch, tokens, columns]. Then it has a number per column for each block of consecutive rows, and its gradient
+    is a sum over the rows of a block. All such tensors of a call have one shape, and rows run along the last dims.
 
     Example:
         >>> tridal.ops.per_element("input").schema
         'Tensor input'
     """
-    return Argument(name, role="element", optional=optional, differentiable=differentiable)
+    return Argument(name, role="element", optional=optional, differentiable=differentiable, per_block=or_per_block)
 
 
 def per_row(name: str, *, optional: bool = False) -> Argument:

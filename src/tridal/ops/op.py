@@ -166,7 +166,8 @@ class Op:
         mask = [Argument("output_mask", "bool[]")] * (len(self.gradient_groups) > 1)
         arguments = (*grads, *saved, *rows, *numbers, *mask)
         required = [i for i, a in enumerate(arguments) if a.role is not None and not a.optional]
-        main = max((i for i in required if arguments[i].role == "element"), default=min(required, default=0))
+        elements = (i for i in required if arguments[i].role == "element" and not arguments[i].per_block)
+        main = max(elements, default=min(required, default=0))
         roles = [(names[0], self._argument(names[0]).role) for names in self.gradient_groups]
         derived = [
             Result(name, "whole", new=functools.partial(_like, name))
@@ -272,8 +273,9 @@ class Op:
         known: dict[str, Argument | Result] = {result.name: result for result in self.results}
         known |= {argument.name: argument for argument in self.arguments}
         found = known[source]
-        optional = found.optional if isinstance(found, Argument) else callable(found.needs)
-        return Argument(name, role=found.role, optional=optional)
+        if isinstance(found, Argument):
+            return Argument(name, role=found.role, optional=found.optional, per_block=found.per_block)
+        return Argument(name, role=found.role, optional=callable(found.needs))
 
 
 def RowOp(*arguments: Any, **fields: Any) -> NoReturn:

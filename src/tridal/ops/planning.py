@@ -22,6 +22,7 @@ from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, TridalE
 from tridal.kernels.function_errors import reason
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import table
+from tridal.ops.kernel_tensors import kernel_tensors
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
@@ -64,6 +65,7 @@ def plan(
     dtype: torch.dtype | str = torch.float32,
     op: str | None = None,
     dim: int = -1,
+    blocks: int | None = None,
     device: str | torch.device | None = None,
     arch: str | None = None,
 ) -> KernelPlan:
@@ -75,6 +77,8 @@ def plan(
         dtype: float16, bfloat16, float32 or float64, or a short name such as "bf16".
         op: the name of an op or of its gradient, by default the first op of the table.
         dim: -1 or 1 to reduce each row, 0 or -2 to reduce each column.
+        blocks: the number of blocks of consecutive rows, such as batches, if some tensors have a number per column for
+            each block instead of a number per element, as the scale of a modulated norm may have. It divides `rows`.
         device: a device that is present, by default the one in the settings.
         arch: the name of an architecture, or of a product such as those in its aliases. It need not be present.
 
@@ -87,7 +91,7 @@ def plan(
         >>> plan.config.schedule, plan.config.cols
         ('whole_row', 1024)
     """
-    return planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)[2]
+    return planned(rows, cols, dtype=dtype, op=op, dim=dim, blocks=blocks, device=device, arch=arch)[2]
 
 
 def planned(
@@ -174,8 +178,9 @@ def architecture_names() -> list[str]:
 
 
 def matrix_call(
-    rows: int, cols: int, dtype: torch.dtype | str = "float32", op: str | None = None, dim: int = -1
-) -> KernelCall:
+    rows: int, cols: int, dtype: torch.dtype | str = "float32", op: str | None = None, dim: int = -1,
+    blocks: int | None = None,
+) -> KernelCall:  # fmt: skip
     """Returns the kernel call of an op for a contiguous, aligned matrix of `rows` rows and `cols` columns."""
     for name, value in (("rows", rows), ("cols", cols)):
         if type(value) is not int or value < 1:
@@ -195,9 +200,24 @@ def matrix_call(
     if (size := rows * cols * ITEMSIZE[name]) > _MAX_BYTES:
         raise PlanError(f"a matrix of {rows} x {cols} {name} has {size} bytes, but a tensor has at most 2**63 - 1")
     layout = row_layout((rows, cols), (cols, 1), dim % 2)
+    if blocks is not None:
+        if type(blocks) is not int or blocks < 1 or rows % blocks or dim % 2 != 1:
+            raise PlanError(f"blocks must be a number that divides the rows, of dim -1, got {blocks!r}")
+        kernel = _with_blocks(kernel)
+        layout = row_layout((blocks, rows // blocks, cols), (rows // blocks * cols, cols, 1), 2, few_rows=0, separate=1)
     assert layout is not None
     parameters = tuple(1.0 if p != "scale" else None for p in kernel.parameters)
-    return KernelCall(kernel, layout, tensor_dtypes(kernel, name), (), parameters)
+    stride = 0 if blocks is None else cols
+    return KernelCall(kernel, layout, tensor_dtypes(kernel, name), (), parameters, block_stride=stride)
+
+
+def _with_blocks(kernel: RowKernel) -> RowKernel:
+    """Gives all tensors of a kernel that may have a number per column and block of rows such numbers."""
+    signatures = (s for op in table.ops().values() for s in (op.signature, op.gradient_signature))
+    signature = next((s for s in signatures if s.kernel is kernel and s.per_block), None)
+    if signature is None:
+        raise PlanError(f"blocks: the kernel {kernel.name!r} has no tensors with a number per column and block")
+    return kernel_tensors(signature, tuple(signature.names[index] for index in signature.per_block)).kernel
 
 
 def without(kernel: RowKernel, name: str) -> RowKernel:

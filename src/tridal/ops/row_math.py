@@ -108,17 +108,21 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
     needed = [not given.lacks(index) for index in range(len(signature.results))]
     dtypes = given.dtypes
     if arguments[0] is None and signature.steps is None:
-        shapes = [main.shape if r.role == "element" else rows.per_column(main.shape) for r in signature.results]
-        zeros = [main.new_zeros(shape, dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
+        shapes = given.shapes | {None: ()}
+        zeros = [main.new_zeros(shapes[role], dtype=d) for role, d in zip(given.result_roles, dtypes, strict=True)]
         first = None if addend is None else addend.clone()
         return tuple(z if need else None for z, need in zip((first, *zeros[1:]), needed, strict=True))
     found = _call(op.gradient, given, reduce, op.gradient_takes_mask)
     results: list[Tensor | None] = []
-    for result, tensor, dtype, need in zip(signature.results, found, dtypes, needed, strict=True):
+    roles = given.result_roles
+    for result, role, tensor, dtype, need in zip(signature.results, roles, found, dtypes, needed, strict=True):
         if not need or tensor is None:
             results.append(None)
         elif result.role == "whole":
             results.append(tensor.to(dtype))
+        elif role == "block":  # the dims of size 1 are those within a block
+            summed = tensor.sum([dim for dim in range(rows.first) if given.shapes["block"][dim] == 1], keepdim=True)
+            results.append(summed.to(dtype).reshape(given.shapes["block"]))
         elif result.role == "element":
             gradient = tensor.reshape(main.shape)
             gradient = gradient + addend if addend is not None and not results else gradient
@@ -164,7 +168,7 @@ def _call(
     def broadcast(tensor: Tensor | None, role: Any) -> Tensor | None:
         if tensor is None or role == "whole":
             return tensor
-        if role == "element":
+        if role in ("element", "block"):
             return rows.flat(tensor if cast is None else tensor.to(cast)).to(wide)
         tensor = tensor if role == "index" else tensor.to(wide)
         if role in ("index", "row"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from tridal.ops.arguments import Argument, Named, Result, Role, RoleOf, element_
 from tridal.ops.row_reduce import accumulator
 
 Tensor = torch.Tensor
+MAX_BLOCKS = 1 << 15
+"""The largest number of blocks of rows with numbers of their own. A launch has a program for each block, and
+triton-ascend rejects 65,536 programs."""
 _ROW_ARGUMENTS = {"dim", "dims", "dtype", "scale", "causal", "zero_masked_rows", "output_mask"}
 """Arguments that are not passed to an op in torch's ops. A gradient gets `scale`."""
 
@@ -110,6 +114,11 @@ class Signature:
         """The names of the arguments that may be None."""
         return frozenset(argument.name for argument in self.arguments if argument.optional)
 
+    @functools.cached_property
+    def per_block(self) -> tuple[int, ...]:
+        """The positions of the tensors that may have the role "block"."""
+        return tuple(index for index in self.tensors if self.arguments[index].per_block)
+
     def with_role(self, *roles: str) -> tuple[int, ...]:
         """Returns the positions of the tensors with one of the roles in every call."""
         return tuple(index for index in self.tensors if self.arguments[index].role in roles)
@@ -118,6 +127,27 @@ class Signature:
         """Returns the values of a kernel's parameters. A value that changes nothing becomes None."""
         neutral = {argument.name: argument.neutral for argument in self.arguments}
         return tuple(None if named[name] == neutral[name] else named[name] for name in names)
+
+
+def block_dims(shape: Sequence[int], first: int) -> int:
+    """Returns how many of the dims before the dim `first` are those of blocks of rows. The others have the size 1."""
+    return max([0, *(dim + 1 for dim, size in enumerate(shape[:first]) if size != 1)])
+
+
+def is_block_shape(shape: Sequence[int], main: Sequence[int], dims: int) -> bool:
+    """Returns whether a shape is another one, `main`, in which the last sizes before the `dims` of a row are 1.
+
+    A tensor of this shape has a number per column for each block of consecutive rows. False for more than 32,768
+    blocks, for which a launch would have too many programs on some devices.
+
+    Example:
+        >>> [tridal.ops.is_block_shape(shape, (4, 5, 8), 1) for shape in ((4, 1, 8), (1, 1, 8), (1, 5, 8))]
+        [True, True, False]
+    """
+    first = len(main) - dims
+    blocks = block_dims(shape, first)
+    alike = (*shape,) == (*main[:blocks], *[1] * (first - blocks), *main[first:])
+    return alike and (*shape,) != (*main,) and math.prod(shape[:blocks]) <= MAX_BLOCKS
 
 
 def role_in(role: RoleOf | None, named: Named) -> Role | None:
@@ -162,13 +192,31 @@ class Arguments:
     @property
     def roles(self) -> dict[str, Role | None]:
         """The role of each argument by name."""
-        return {a.name: role_in(a.role, self.named) for a in self.signature.arguments}
+        roles = {argument.name: role_in(argument.role, self.named) for argument in self.signature.arguments}
+        return roles | dict.fromkeys(self.blocks, "block")
+
+    @property
+    def blocks(self) -> list[str]:
+        """The names of the tensors with a number per column and block of rows."""
+        names = [self.signature.names[index] for index in self.signature.per_block]
+        given = [(name, self.named[name]) for name in names if self.named[name] is not None]
+        shape, rows = self.main.shape, self.rows
+        is_last = rows.first + rows.dims == len(shape)
+        return [name for name, tensor in given if is_last and is_block_shape(tensor.shape, shape, rows.dims)]
+
+    @property
+    def block_shape(self) -> tuple[int, ...] | None:
+        """The shape of the tensors with a number per column and block, or None if the call has no such tensor."""
+        return next((tuple(self.named[name].shape) for name in self.blocks), None)
 
     @property
     def result_roles(self) -> tuple[Role | None, ...]:
         """The role of each result, or None for those that are absent."""
-        roles = (role_in(result.role, self.named) for result in self.signature.results)
+        roles = (self._result_role(result) for result in self.signature.results)
         return tuple(None if self.lacks(index) else role for index, role in enumerate(roles))
+
+    def _result_role(self, result: Result) -> Role | None:
+        return "block" if result.per_block in self.blocks else role_in(result.role, self.named)
 
     @property
     def rows(self) -> Rows:
@@ -181,7 +229,8 @@ class Arguments:
     @property
     def shapes(self) -> dict[Any, tuple[int, ...]]:
         """The shapes of tensors by role."""
-        return self.rows.shapes(self.main.shape)
+        block = self.block_shape
+        return self.rows.shapes(self.main.shape) | ({} if block is None else {"block": block})
 
     @property
     def cast(self) -> torch.dtype | None:
@@ -201,6 +250,8 @@ class Arguments:
         return tuple(self._dtype(index, result) for index, result in enumerate(self.signature.results))
 
     def _dtype(self, index: int, result: Result) -> torch.dtype:
+        if self._result_role(result) == "block":
+            return self.sum_dtype
         if result.dtype is not None:
             return result.dtype if isinstance(result.dtype, torch.dtype) else result.dtype(self.named)
         if result.role == "whole" and result.new is not None and not self.lacks(index):

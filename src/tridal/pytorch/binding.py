@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,8 @@ def bind_kernel(
     scale_mask: ScaleMask = NO_SCALE_MASK,
     in_order: bool = False,
     groups: StrideGroups | None = None,
+    block_dims: int = 0,
+    block_stride: int = 0,
 ) -> launch.Launch | None:
     """Returns a kernel's launch(stream, rows, *tensors[, mask]), its plan, and the range of rows that they serve.
 
@@ -44,16 +47,19 @@ def bind_kernel(
 
     `dtypes` and `addresses` are those of the tensors of `RowKernel.pointers`, in order. `groups` are the strides of
     those with a number per element, results first. By default, these and all other tensors are contiguous. `in_order`
-    keeps the order of the rows.
+    keeps the order of the rows. `block_dims` and `block_stride` are those of the tensors in `RowKernel.per_block`.
     Returns None if the kernel cannot read `source`.
     """
     assert context.backend is not None
     backend: Backend = context.backend
     index, invariant = context.index, context.settings.batch_invariant
-    few_rows = 0 if invariant or in_order else FEW_ROWS
+    few_rows = 0 if invariant or in_order or kernel.per_block else FEW_ROWS
     others = () if groups is None else groups.others
     splits = few_rows > 0 and not (kernel.row_reads or kernel.row_writes or kernel.row_index)
-    layout = row_layout(source.shape, source.stride(), dim, few_rows, others, splits)
+    separate = next((d for d in range(block_dims, dim) if source.shape[d] > 1), None) if kernel.per_block else None
+    layout = row_layout(source.shape, source.stride(), dim, few_rows, others, splits, separate)
+    if kernel.per_block and layout is not None and layout.outer != math.prod(source.shape[:block_dims]):
+        return None
     if layout is None or (kernel.row_index is not None and layout.cols >= 2**31):  # an index has 32 bits in a kernel
         return None
     merges = scale_mask == NO_SCALE_MASK and not invariant and merges_rows(kernel, layout.cols)
@@ -62,7 +68,8 @@ def bind_kernel(
         pointers = [pointer for pointer in kernel.element_pointers if pointer != f"{kernel.reads[0]}_ptr"]
         pairs = zip(pointers, (GROUPS[index] for index in groups.of_tensors), strict=True)
         kernel = kernel.with_strides(tuple(p for p in pairs if p[1] != "out"), layout.minor_blocks is not None)
-    kernel_call = KernelCall(kernel, merged, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
+    names = tuple(map(dtype_name, dtypes))
+    kernel_call = KernelCall(kernel, merged, names, tuple(addresses), parameters, scale_mask, block_stride=block_stride)
     if layout.jumps and layout.jumps[0] % kernel_call.problem.vector:  # the heads of rows are computed without jumps
         return None
     if invariant:

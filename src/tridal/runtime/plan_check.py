@@ -91,6 +91,9 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
     if config.peel and problem.column_writes:
         yield "peel", True, "False, because peeled rows begin at different columns, and the op sums over rows"
     if schedule == "cooperative" and problem.statistics:
+        if problem.per_block:
+            why = "each block has programs of its own, so they may not be resident at the same time"
+            yield "schedule", schedule, f"another one: {why}"
         if problem.statistics > 2:
             found = f"the op has {problem.statistics}"
             yield "schedule", schedule, f"another one: programs exchange at most two statistics, and {found}"

@@ -181,6 +181,7 @@ def row_layout(
     few_rows: int = FEW_ROWS,
     others: Sequence[Sequence[int]] = (),
     splits: bool = False,
+    separate: int | None = None,
 ) -> RowLayout | None:
     """Lays out a tensor without empty dims, whose rows run along a dim (0 <= dim < rank).
 
@@ -190,10 +191,11 @@ def row_layout(
     Returns None if the other dims need more than two strides. With `splits`, the dims have any order and need up to
     three strides, two of which are those of blocks; then there are no tensors with a number per row. Exchanges `outer`
     and `inner` if `inner` is less than `few_rows` and less than `outer`. `few_rows` = 0 keeps the order of the rows.
+    The dims before `separate` are those of blocks.
     """
     groups = others or [contiguous_strides(shape)]
     row_strides = contiguous_strides([*shape[:dim], 1, *shape[dim + 1 :]])
-    levels = coalesce_dims(shape, strides, *groups, row_strides, without=dim)
+    levels = coalesce_dims(shape, strides, *groups, row_strides, without=dim, separate=separate)
     if len(levels) > 2 and splits:
         return _split_layout(shape, (strides, *groups), dim, few_rows)
     if len(levels) > 2:

@@ -80,6 +80,8 @@ class KernelCall:
     Because the order in which a row is summed depends on the plan and on the compiled kernel, every plan is made for a
     fixed number of rows, and the compiler may only assume alignments that hold for each row of any batch.
     """
+    block_stride: int = 0
+    """The stride between the blocks of inputs with a number per column and block, see `RowKernel.per_block`."""
 
     def __post_init__(self) -> None:
         """Sets the default of `addresses`."""
@@ -101,6 +103,7 @@ class KernelCall:
             inner=inner,
             outer=outer,
             **dtypes,
+            per_block=bool(kernel.per_block),
             passes=kernel.passes,
             live_tiles=kernel.live_tiles + len(dtypes["added"]),
             statistics=len(kernel.statistics),
@@ -172,6 +175,7 @@ class KernelCall:
         values |= zip(_SIZES + _ROW_STRIDES + STRIDES, numbers, strict=False)
         values |= {"minor_blocks": layout.minor_blocks, **dict(zip(JUMPS, layout.jumps, strict=False))}
         values["misalignment"] = self._misalignments()[0] if config.peel else 0
+        values |= {"block_stride": self.block_stride} if self.kernel.per_block else {}
         values |= dict.fromkeys(self._parameters) | dict(zip(self._parameters, self.parameters, strict=False))
         return values | self.scale_mask.numbers
 
@@ -276,7 +280,8 @@ class KernelCall:
 
     def programs(self, plan: LaunchPlan, rows: int | None = None) -> int:
         """Counts the programs of a launch. `rows` is another number of rows in `row_range`."""
-        return plan.programs_for(self.tiles(plan.config, rows))
+        tiles, blocks = self.tiles(plan.config, rows), self.layout.outer if self.kernel.per_block else 1
+        return plan.programs_for(tiles // blocks) * blocks if self.invariant else plan.programs_for(tiles, blocks)
 
     def workspace_slots(self, plan: LaunchPlan, rows: int | None = None) -> int:
         """Counts the 64-bit slots in the workspace of a launch. They are zero before and after it.

@@ -72,6 +72,9 @@ class Case:
     """Names and dtypes of the tensors that do not have the input's dtype."""
     numbers: tuple[tuple[str, Any], ...] = ()
     """Names and values of the numbers and choices that are given. The others have the value of `ordinary`."""
+    block_dims: int | None = None
+    """The number of first dims whose indices are those of a block of rows, if tensors that may have a number per column
+    and block have such numbers."""
 
     @property
     def out_dtype(self) -> str:
@@ -98,6 +101,7 @@ class Case:
         parts += [f"mask {self.mask}"] if self.mask is not None else []
         parts += ["causal"] * self.causal + ["zero rows"] * (self.masked_rows == "zero")
         parts += [f"plan {self.plan}"] if self.plan != "planned" else []
+        parts += [f"{self.block_dims} dims of blocks"] if self.block_dims is not None else []
         parts += ["stream"] * self.stream + ["last device"] * self.last_device
         return " ".join(parts)
 

@@ -205,8 +205,9 @@ class _Expected:
         self, exact: Named, declared: Sequence[Argument | OpResult], compute: Any
     ) -> dict[str, tuple[Tensor, Tensor]]:
         call = self.call
-        named, formulas = call.bound.named, op_cases(call.op).formulas
-        roles = {item.name: role_in(item.role, named) for item in declared if item.name in exact}
+        bound, formulas = call.bound, op_cases(call.op).formulas
+        roles = {item.name: role_in(item.role, bound.named) for item in declared if item.name in exact}
+        roles |= {name: "block" for name in bound.blocks if name in exact}
         arithmetic = {name: self._arithmetic(name, role) for name, role in roles.items()}
         dtype = dtype_name(call.arguments[0].dtype)
         bounds = derived_bounds(call.rows, exact, roles, compute, arithmetic, dtype, formulas)

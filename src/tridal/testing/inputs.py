@@ -46,6 +46,8 @@ def _by_role(case: Case, op: Op) -> dict[str, Tensor]:
     for index, argument in enumerate(a for a in op.arguments if a.type == "Tensor"):
         role = "index" if callable(argument.role) else argument.role  # kernels compute indices
         shape = {"element": case.shape, "column": columns}.get(str(role), per_row)
+        if argument.per_block and case.block_dims is not None:
+            shape = (*case.shape[: case.block_dims], *[1] * (first - case.block_dims), *columns)
         if role == "index":
             generator = torch.Generator().manual_seed(index)
             tensors[argument.name] = torch.randint(max(1, math.prod(columns)), per_row, generator=generator)

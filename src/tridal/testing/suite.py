@@ -50,6 +50,14 @@ _DOUBLE_SHAPES = (((5, 7), -1), ((4, 33), 0), ((3, 4, 5), 1), ((), 0))
 _PLAN_SHAPES = ((_TWO_DIMS, -1), ((300, 781), -1), ((5, 4097), -1), ((781, 64), 0), ((3, 300, 33), 1))
 _BUCKETS = ((70, 781), (1000, 37), (2100, 24))
 """Rows and columns of matrices. All numbers of rows in the bucket of one have the same plan and launch."""
+_BLOCKS = (
+    ((3, 70, 33), 1), ((70, 3, 8), 1), ((3, 5, 4097), 1), ((2, 3, 40, 17), 2), ((5, 9, 24), 0), ((2, 3, 40, 17), 1),
+    ((1, 9, 53), 1), ((2, 1, 3, 16), 1), ((4, 0, 5), 1), ((0, 4, 5), 1),
+)  # fmt: skip
+"""Shapes, and how many of their first dims are those of blocks of rows: tiles that are not full, more blocks than
+programs, one block, and blocks without rows."""
+_OVERRIDDEN_BLOCKS = 3
+"""So many of these have overridden plans."""
 _FEW_ELEMENTS = 120_000
 """Elements of the largest tensor with several rows of ops of several tensors, which take longer than others."""
 _NOT_OVERRIDDEN = ("some +inf", "some nan", "dominant")
@@ -112,6 +120,10 @@ def _cases(op: Op, backend: Backend) -> Iterator[Case]:
         yield from _tensors_and_numbers(make, op)
         for plan in overrides(backend):
             yield from _overridden(partial(make, plan=plan), op)
+            if any(argument.per_block for argument in op.arguments):
+                yield from (make(shape, block_dims=dims, plan=plan) for shape, dims in _BLOCKS[:_OVERRIDDEN_BLOCKS])
+        if any(argument.per_block for argument in op.arguments):
+            yield from _blocks(make, op)
         if accelerator is not None and accelerator.type == backend.device_type:
             yield make(_TWO_DIMS, stream=True)
         if backend.device_count() > 1:
@@ -162,6 +174,20 @@ def _tensors_and_numbers(make: Callable[..., Case], op: Op) -> Iterator[Case]:
             yield make((6, 1001), dtype=dtype, numbers=values, dtypes=columns, absent=optional[:1])
         elif values in ends:
             yield make(_TWO_DIMS, numbers=values, values="small")
+
+
+def _blocks(make: Callable[..., Case], op: Op) -> Iterator[Case]:
+    """Yields cases of tensors with a number per column and block of rows: shapes, dtypes and layouts of these."""
+    names, optional = [argument.name for argument in op.arguments if argument.per_block], optional_tensors(op)
+    for shape, dims in _BLOCKS:
+        yield make(shape, block_dims=dims)
+        yield make(shape, block_dims=dims, absent=optional)
+    yield make((3, 6, 5, 7), block_dims=1, dims=2)
+    for dtype, other in (("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float64")):
+        yield make((3, 40, 96), block_dims=1, dtype=dtype, dtypes=tuple((name, other) for name in names))
+    for layout in ("sliced", "transposed", "stepped", "permuted"):
+        yield make((3, 7, 50), block_dims=1, layout=layout)
+        yield from (make((3, 7, 50), block_dims=1, layouts=((name, layout),)) for name in names)
 
 
 def _drawn(number: Argument, generator: random.Random) -> Any:

@@ -132,7 +132,7 @@ def _pooled(changes: Tensor, rows: Rows, role: str, few_trials: bool) -> Tensor:
     """
     if not changes.numel():
         return changes
-    if role == "column":
+    if role in ("column", "block"):
         return changes.amax().expand_as(changes)
     largest = changes
     if role == "element" and changes.dim():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,16 +11,14 @@ import torch
 from tridal.errors import ShapeError
 from tridal.library.modulated_norm.modulated_norm import MODULATED_LAYER_NORM, MODULATED_RMS_NORM
 from tridal.library.norms.checks import check_sizes, traced_sizes
-from tridal.ops import Arguments, Op, accumulator, check_number, check_tensor, compute, wrong
+from tridal.ops import Arguments, Op, accumulator, check_number, check_tensor, compute, is_block_shape, wrong
 from tridal.pytorch import check_arguments, op_function, torch_computes
 
 Tensor = torch.Tensor
-_SAME_SHAPES = "scale.shape == input.shape and (shift is None or shift.shape == input.shape)"
-"""Whether a call does not depend on the number of tokens of a batch."""
 _NAMES = {"scale": "scaling"}  # `scale` is a number of other ops
 
 
-@op_function(MODULATED_LAYER_NORM, sizes="normalized_shape", last=_SAME_SHAPES, names=_NAMES)
+@op_function(MODULATED_LAYER_NORM, sizes="normalized_shape", names=_NAMES)
 def modulated_layer_norm(
     call: Any, input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, stream: Any = None,
@@ -54,7 +53,7 @@ def modulated_layer_norm(
     return _compute(call, MODULATED_LAYER_NORM, input, scale, shift, normalized_shape, eps, weight, bias)
 
 
-@op_function(MODULATED_RMS_NORM, sizes="normalized_shape", last=_SAME_SHAPES, names=_NAMES)
+@op_function(MODULATED_RMS_NORM, sizes="normalized_shape", names=_NAMES)
 def modulated_rms_norm(
     call: Any, input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     eps: float | None = None, *, shift: Tensor | None = None, stream: Any = None,
@@ -94,14 +93,15 @@ def _compute(
         if not _can_expand(tensor.shape, input.shape, dims):
             expected = f"have the shape {tuple(input.shape)} of input, in which sizes before the last {dims} may be 1"
             raise ShapeError(wrong(op.name, name, expected, tuple(tensor.shape)))
-    tensors = _expanded(input, scale, shift, *columns)
+    expanded = functools.partial(_expanded, dims)
+    tensors = expanded(input, scale, shift, *columns)
     if eps is None:
         eps = torch.finfo(accumulator(input, scale, shift)).eps
     arguments = (*tensors, dims, float(eps))
     check_arguments(Arguments(op.signature, arguments))
     if torch_computes(op.name, *tensors):
         return compute(op, *arguments)[0]  # type: ignore[return-value]
-    views = None if all(tensor.shape == input.shape for tensor in given.values()) else _expanded
+    views = None if all(new is old for new, old in zip(tensors[1:3], (scale, shift), strict=True)) else expanded
     return call(*arguments, views=views, checked=True)  # type: ignore[no-any-return]
 
 
@@ -112,8 +112,13 @@ def _can_expand(shape: torch.Size, to: torch.Size, dims: int) -> bool:
     return all(size in (1, other) for size, other in zip(shape, to, strict=True))
 
 
-def _expanded(input: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Returns the input, scale and shift with its shape, and the tensors with a number per column."""
-    shape = input.shape
+def _expanded(dims: int, input: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Returns the input, scale and shift with one shape, and the tensors with a number per column.
+
+    The shape of scale and shift is that of the input if they do not have a number per column and block of rows.
+    """
+    given = (tensor.shape for tensor in tensors[:2] if tensor is not None)
+    shape: Any = torch.broadcast_shapes(*given)  # type: ignore[no-untyped-call]
+    shape = shape if is_block_shape(shape, input.shape, dims) else input.shape
     expanded = (t if t is None or t.shape == shape else t.expand(shape) for t in tensors[:2])
     return input, *expanded, *tensors[2:]

@@ -1,7 +1,8 @@
 """Modulated norms, norm(input) * (1 + scale) + shift: their kernels, their math in torch's ops, and their gradients.
 
-The scale, which is called `scaling` here, and the shift have a number per element. Those of a batch are expanded with
-strides of zero before the op, so torch sums their gradients over the tokens.
+The scale, which is called `scaling` here, and the shift have a number per element, or a number per column for each
+block of consecutive rows, as those of a batch have. They have the same shape. Others are expanded with strides of zero
+before the op, so torch sums their gradients.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def _op(norm: Op, kernels: tuple[RowKernel, RowKernel], columns: tuple[str, ...]
         name=name,
         kernels=kernels,
         arguments=(
-            per_element("input"), per_element("scaling"), per_element("shift", optional=True),
+            per_element("input"), per_element("scaling", or_per_block=True),
+            per_element("shift", optional=True, or_per_block=True),
             *(per_column(column, optional=True) for column in columns), number("dims", type="int"),
             number("eps", range=(1e-12, 1e-2)),
         ),
@@ -93,8 +95,8 @@ def _op(norm: Op, kernels: tuple[RowKernel, RowKernel], columns: tuple[str, ...]
         saves=(("x", "input"), "scaling", *saved, *columns),
         gradient_results=(
             Result("input", "element", lambda named: named["x"].dtype),
-            Result("scaling", "element", lambda named: named["scaling"].dtype),
-            Result("shift", "element", lambda named: named["dy"].dtype),
+            Result("scaling", "element", lambda named: named["scaling"].dtype, per_block="scaling"),
+            Result("shift", "element", lambda named: named["dy"].dtype, per_block="scaling"),
             *(Result(column, "column") for column in columns),
         ),
         constants=lambda named: _constants(named) if "input" in named else {},

@@ -127,7 +127,8 @@ def _check_shapes(
         if expected is None or tensor.shape == expected:
             continue
         if role not in ("row", "index") or tensor.numel() != math.prod(expected):
-            held = "one number for" if role == "number" else f"a number per {'row' if role == 'index' else role} of"
+            per = {"index": "row", "block": "column and block"}.get(role, role)
+            held = "one number for" if role == "number" else f"a number per {per} of"
             where = f"{name}, which has the shape {tuple(shape)} and rows along dim {rows.first}"
             check_shape(op, key, tensor, expected, f"{held} {where}")
 

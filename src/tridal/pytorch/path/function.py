@@ -120,6 +120,7 @@ def _function(
     names_of_tensors = {renamed.get(name, name): name for name in signature.parameters}
     own = [names_of_tensors.get(name, "") for name in tensors]
     names = {name: name for name in (*op.signature.names, *own) if name in signature.parameters}
+    names |= {name: code for name, code in zip(tensors, own, strict=True) if code}
     if sizes is not None:
         names["dims"] = "_row_dims"
     flexible, dims = keys.rows_along(op.signature, names)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from tridal.pytorch.path.call import CALLS, Call, store
 from tridal.pytorch.path.checks import check_shapes
 from tridal.pytorch.path.run_source import KernelUse, make_run
 from tridal.runtime.launch import Launch
-from tridal.runtime.row_layout import group_strides
+from tridal.runtime.row_layout import coalesce_dims, group_strides
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK
 
 Tensor = torch.Tensor
@@ -81,14 +82,16 @@ def kernel_call(
             mask of the modification. Those with a number per element have the shape of the first. They are read with
             their strides, if these and those of the outputs are of few kinds, see `group_strides`. The others are made
             contiguous, except the mask. Those with a number per row have as many elements as this shape without `dim`.
-            Those with a number per column have one dim.
+            Those with a number per column have one dim. Those with a number per column and block have the rank of the
+            first one, see `KernelUse.block_dims`.
         out: tensors that receive the first of `writes`, of the first input's shape. It may be one of them.
         most_rows: the largest number of rows of inputs with the same key, whose rows run along the last dim; None if
             the inputs have one shape.
         bare: whether `run` returns its first result instead of a tuple.
 
     The results are the tensors of `writes`, `row_writes` and `column_writes`. New ones are contiguous. Those of
-    `column_writes` have one dim and the accumulator's dtype.
+    `column_writes` have the accumulator's dtype, and one dim. Sums over the rows of blocks have as many numbers as
+    blocks and columns.
 
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
@@ -118,7 +121,8 @@ def kernel_call(
         return None
     bound, copies = found
     any_rows = most_rows is not None and not out
-    add = _column_sums(context, inputs[0].shape[use.dim], wide) if kernel.column_writes else None
+    blocks, cols = math.prod(inputs[0].shape[: use.block_dims]), inputs[0].shape[use.dim]
+    add = {of_block: _column_sums(context, cols, wide, blocks if of_block else 0) for of_block in (False, True)}
     run, by_address = make_run(context, use, inputs, written, bound, copies, given, any_rows, add, bare)
     # whether the launch serves all numbers of rows with the same key, or of columns of one row
     serves = bound.column_range is not None if inputs[0].dim() == 1 else bound.row_range[1] >= (most_rows or 0)
@@ -162,6 +166,15 @@ def _bind(
         not tensor.is_neg() and tensor.dtype is dtype and (not invariant or index >= elements or not _alignment(tensor))
         for index, (tensor, dtype) in enumerate(zip(inputs[1:], casts, strict=True))
     ]
+    others = list(zip(kernel.inputs[1:], inputs[1:], readable, strict=True))
+    of_blocks = {
+        name: _block_stride(tensor, use.block_dims) if may_read else None
+        for name, tensor, may_read in others
+        if name in kernel.per_block
+    }
+    # All are read with one stride between blocks, that of copies if theirs differ.
+    stride = next(iter(of_blocks.values())) if len({*of_blocks.values()}) == 1 else None
+    stride = first.shape[use.dim] if stride is None else stride
     results = [*(tensor.stride() for tensor in out), *[None] * new]
     addresses = [*(tensor.data_ptr() & ADDRESS_BITS for tensor in out), *[0] * (len(written) - len(out))]
     in_order = modification is not None and (modification.mask is not None or modification.causal)
@@ -175,8 +188,10 @@ def _bind(
                 return None
             scale_mask = located
         reads = [
-            tensor.stride() if may_read and (tensor.is_contiguous() or (strided and index < elements)) else None
-            for index, (tensor, may_read) in enumerate(zip(inputs[1:], readable, strict=True))
+            tensor.stride()
+            if may_read and (tensor.is_contiguous() or (strided and index < elements) or of_blocks.get(name) == stride)
+            else None
+            for index, (name, tensor, may_read) in enumerate(others)
         ]
         groups = group_strides(source.shape, source.stride(), results, reads[:elements])
         if groups is None:
@@ -187,8 +202,9 @@ def _bind(
         rest = [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copies, inputs[1:], strict=True)]
         starts = [*addresses, source.data_ptr() & ADDRESS_BITS, *rest]
         bound = bind_kernel(
-            context, kernel, source, use.dim, dtypes, starts, use.parameters, scale_mask, in_order, groups
-        )
+            context, kernel, source, use.dim, dtypes, starts, use.parameters, scale_mask, in_order, groups,
+            use.block_dims, stride if kernel.per_block else 0,
+        )  # fmt: skip
         return None if bound is None else (bound, copies)
 
     dtype = use.cast or first.dtype
@@ -204,23 +220,43 @@ def _bind(
     return None
 
 
+def _block_stride(tensor: Tensor, dims: int) -> int | None:
+    """Returns the stride between the blocks of a tensor whose first dims are those of blocks.
+
+    Returns None if blocks have several strides, or if the numbers of a block are not neighbors.
+    """
+    strides = coalesce_dims(tensor.shape[:dims], tensor.stride()[:dims], without=-1)
+    if len(strides) > 1 or (tensor.stride(-1) != 1 and tensor.shape[-1] > 1):
+        return None
+    return strides[0][1] if strides else tensor.shape[-1]
+
+
 def _read_dtype(tensor: Tensor, cast: torch.dtype | None) -> torch.dtype:
     """Returns the dtype in which a kernel reads an input: its own if the kernel can cast it on load, else `cast`."""
     exact = cast is None or (tensor.is_floating_point() and torch.promote_types(tensor.dtype, cast) == cast)
     return cast if cast is not None and not exact else tensor.dtype
 
 
-def _column_sums(context: DeviceContext, columns: int, wide: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Returns a function that adds the partial sums of columns. torch adds them if there is one group, or no kernel."""
-    use = KernelUse(COLUMN_SUM, 0, (wide,), recorded=False)
+def _column_sums(
+    context: DeviceContext, columns: int, wide: torch.dtype, blocks: int = 0
+) -> Callable[[Tensor], Tensor]:
+    """Returns a function that adds the partial sums of columns, or those of each block if there are `blocks`.
+
+    torch adds them if there is one group, or no kernel. The sums of blocks with a group each are complete.
+    """
+    shape = (blocks,) * (blocks > 0)
+    use = KernelUse(COLUMN_SUM, len(shape), (wide,), recorded=False)
     by_groups: dict[int, Call | None] = {1: None}
 
     def add(parts: Tensor) -> Tensor:
-        groups = parts.shape[0]
+        groups = parts.shape[0] // max(1, blocks)
+        if blocks and groups == 1:
+            return parts
         if groups not in by_groups:
-            like = torch.empty((groups, columns), dtype=wide, device="meta")
+            like = torch.empty((*shape, groups, columns), dtype=wide, device="meta")
             by_groups[groups] = kernel_call(context, use, [like])
         found = by_groups[groups]
-        return parts.sum(0) if found is None else found.run(parts)[0]
+        parts = parts.view(*shape, groups, columns)
+        return parts.sum(use.dim) if found is None else found.run(parts)[0]
 
     return add

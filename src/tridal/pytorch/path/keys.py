@@ -218,6 +218,8 @@ def rows_along(signature: Signature, names: dict[str, str]) -> tuple[str, str]:
         conditions.append(f"({names['dim']} == -1 or {names['dim']} == _main_rank - 1)")
     elif signature.dim is not None and signature.dim >= 0:
         conditions.append(f"_main_rank == {signature.dim + 1}")
+    per_block = (names.get(signature.names[index]) for index in signature.per_block)
+    conditions += [f"({name} is None or {name}.shape == _shape)" for name in per_block if name]
     conditions += [f"{names[name]} is None" for name in ("mask",) if name in names]
     conditions += [f"{names[name]} is False" for name in ("causal",) if name in names]
     return " and ".join(conditions) or "True", names.get("dims", "1")

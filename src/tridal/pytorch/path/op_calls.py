@@ -5,18 +5,19 @@ Inputs and outputs of the kernel are matched with the arguments and the results 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tridal.errors import PluginError
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import row_math
 from tridal.ops.arguments import Result
+from tridal.ops.kernel_tensors import kernel_tensors
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.row_math import modification_of
-from tridal.ops.signature import Arguments, Rows, Signature
+from tridal.ops.signature import Arguments, Rows, Signature, block_dims
 from tridal.pytorch.device_context import DeviceContext, device_context, record_torch_call
 from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
 from tridal.pytorch.path.checks import check_arguments
@@ -188,37 +189,40 @@ def _call_of_kernel(
     signature, rows, dtypes = arguments.signature, arguments.rows, arguments.dtypes
     assert signature.kernel is not None
     forward = signature is op.signature
-    inputs, outputs, absent = _match(arguments, wanted)
+    full, inputs, outputs, absent = _match(arguments, wanted)
     constants = _constants(op, arguments) if op.constants is not None and signature.kernel.constants else ()
-    kernel = variant(signature.kernel, absent, tuple(name for _, name in outputs), constants)
+    kernel = variant(full, absent, tuple(name for _, name in outputs), constants)
     modification = modification_of(op, arguments.named) if forward else None
     mask = [] if modification is None or modification.mask is None else [signature.names.index("mask")]
     order, of_results = [*(position for position, _ in inputs), *mask], [index for index, _ in outputs]
+    roles, block = arguments.result_roles, arguments.block_shape
     use = KernelUse(
         kernel,
         rows.first,
-        tuple(dtypes[index] for index in of_results if signature.results[index].role != "column"),
+        tuple(dtypes[index] for index in of_results if roles[index] not in ("column", "block")),
         signature.parameters(arguments.named, kernel.parameters),
         arguments.cast,
         takes=tuple(order.index(position) if position in order else None for position in signature.tensors),
         returns=tuple(of_results.index(index) if wanted[index] else None for index in range(len(wanted))),
+        block_dims=0 if block is None else block_dims(block, rows.first),
     )
     given = [_flat(signature, rows, arguments.values[position], position) for position in order]
+    has_views = rows.dims > 1 or "block" in roles
     found = kernel_call(
-        context, use, given, modification=modification, most_rows=most_rows, bare=bare and rows.dims == 1
+        context, use, given, modification=modification, most_rows=most_rows, bare=bare and not has_views
     )
     if found is None:
         raise NoKernel
-    return found if rows.dims == 1 else _with_dims(signature, rows, use, found, bare)
+    return _with_views(arguments, use, found, bare) if has_views else found
 
 
 def _match(
     arguments: Arguments, wanted: Sequence[bool]
-) -> tuple[list[tuple[int, str]], list[tuple[int, str]], tuple[str, ...]]:
-    """Returns (position of the argument, name in the kernel) of each input that a call has, the same of each result
-    that is wanted, and the names of absent inputs."""
+) -> tuple[RowKernel, list[tuple[int, str]], list[tuple[int, str]], tuple[str, ...]]:
+    """Returns the kernel with all tensors, (position of the argument, name in the kernel) of each input that a call
+    has, the same of each result that is wanted, and the names of absent inputs."""
     signature, values = arguments.signature, arguments.values
-    inputs, outputs = _kernel_tensors(signature)
+    kernel, inputs, outputs = kernel_tensors(signature, tuple(arguments.blocks))
     added = None if signature.kernel is None else signature.kernel.added
     left_out = set[int]()
     for position, _ in inputs:  # a gradient that is added may belong to a result that is absent or not needed
@@ -227,7 +231,7 @@ def _match(
             left_out.add(position)
     present = [(p, name) for p, name in inputs if values[p] is not None and p not in left_out]
     absent = tuple(name for position, name in inputs if (position, name) not in present)
-    return present, [(index, name) for index, name in outputs if wanted[index]], absent
+    return kernel, present, [(index, name) for index, name in outputs if wanted[index]], absent
 
 
 def _constants(op: Op, arguments: Arguments) -> tuple[tuple[str, Any], ...]:
@@ -241,29 +245,6 @@ def _constants(op: Op, arguments: Arguments) -> tuple[tuple[str, Any], ...]:
     return tuple(constants.items())
 
 
-@functools.lru_cache(maxsize=1024)
-def _kernel_tensors(signature: Signature) -> tuple[tuple[tuple[int, str], ...], tuple[tuple[int, str], ...]]:
-    """Returns (position of the argument, name in the kernel) of each input of the full kernel, and the same of each
-    result."""
-    kernel = signature.kernel
-    assert kernel is not None
-    elements = signature.with_role("element")
-    added = [position for position in elements if signature.names[position] == kernel.added]
-    groups = (
-        ([position for position in elements if position not in added], kernel.reads), (added, (kernel.added,)),
-        (signature.with_role("row"), kernel.row_reads), (signature.with_role("index"), (kernel.row_index,)),
-        (signature.with_role("column"), kernel.column_reads),
-    )  # fmt: skip
-    inputs = tuple((p, str(name)) for positions, names in groups for p, name in zip(positions, names, strict=False))
-    written = zip(("element", "row", "column"), (kernel.writes, kernel.row_writes, kernel.column_writes), strict=True)
-    roles = [result.role for result in signature.results]
-    indices: dict[Any, list[int]] = {}
-    for index, role in enumerate(roles):
-        indices.setdefault(role, []).append(index)
-    outputs = tuple(pair for role, names in written for pair in zip(indices.get(role, []), names, strict=True))
-    return inputs, outputs
-
-
 def _flat(signature: Signature, rows: Rows, tensor: Tensor, position: int) -> Tensor:
     """Merges the dims of a row into one."""
     role = signature.arguments[position].role
@@ -272,24 +253,26 @@ def _flat(signature: Signature, rows: Rows, tensor: Tensor, position: int) -> Te
     return tensor.flatten() if role == "column" else rows.flat(tensor)
 
 
-def _with_dims(signature: Signature, rows: Rows, use: KernelUse, found: Call, bare: bool) -> Call:
-    """Returns the call for tensors whose rows have several dims.
+def _with_views(arguments: Arguments, use: KernelUse, found: Call, bare: bool) -> Call:
+    """Returns the call for tensors whose rows have several dims, or with sums over the rows of blocks.
 
     It does not read tensors that the kernel does not take, such as the empty gradient of an absent result.
     """
+    signature, rows = arguments.signature, arguments.rows
     taken = zip(signature.tensors, use.takes, strict=True)
     positions = [None if number is None else position for position, number in taken]
     main, run = signature.tensors.index(signature.main), found.run
-    roles = [str(result.role) for result in signature.results]
+    roles, block = [str(role) for role in arguments.result_roles], arguments.block_shape
 
     def run_flat(*tensors: Any) -> Any:
         shape = tensors[main].shape
         here = rows._replace(first=len(shape) - rows.dims)
         pairs = zip(tensors, positions, strict=True)
         results = run(*(t if p is None else _flat(signature, here, t, p) for t, p in pairs))
-        views = {"element": shape, "column": here.per_column(shape)}
+        views: dict[str, Any] = {"element": shape, "column": here.per_column(shape)} if rows.dims > 1 else {}
         viewed = zip(results, roles, strict=True)
-        found = tuple(t if t is None or role == "row" else t.view(views[role]) for t, role in viewed)
+        views["block"] = block
+        found = tuple(t if t is None or role not in views else t.view(views[role]) for t, role in viewed)
         return found[0] if bare else found
 
     return Call(run_flat, found.any_rows)

@@ -111,6 +111,12 @@ class _Placements(NamedTuple):
 _WHOLE: Placement = Replicate()
 
 
+def _of_blocks(placements: Sequence[Placement], block: Sequence[int], missing: Placement) -> list[Placement]:
+    """Returns the placements of tensors with a number per column and block: those of the tensor with a number per
+    element, or `missing` where its shards are parts of a block."""
+    return [missing if type(p) is Shard and block[p.dim] == 1 else p for p in placements]
+
+
 def _rule(registered: Registered) -> Any:
     in_torch: Callable[..., Results] = row_math.compute
     if registered.name != registered.op:
@@ -132,10 +138,13 @@ def _rule(registered: Registered) -> Any:
         whole = [_WHOLE] * mesh.ndim
         by_role: dict[Any, list[Placement]] = {"element": placements.element, "row": placements.row}
         by_role |= {"index": placements.row, "column": placements.column, "number": whole, "whole": whole}
+        shapes = arguments.shapes
+        if block := shapes.get("block"):
+            by_role["block"] = _of_blocks(placements.element, block, _WHOLE)
         local: list[Any] = list(args)
         for index in signature.tensors:
             argument, tensor = signature.arguments[index], args[index]
-            if argument.optional and argument.role == "element" and tensor is not None and tensor.shape != shape:
+            if argument.optional and roles[index] == "element" and tensor is not None and tensor.shape != shape:
                 local[index] = None  # the gradient of a sum that the call does not have
             elif tensor is not None:
                 local[index] = redistributed(tensor, mesh, by_role[roles[index]]).to_local()
@@ -149,8 +158,9 @@ def _rule(registered: Registered) -> Any:
         else:
             found = overload(signature.name)(*local)
         found = (found,) if isinstance(found, torch.Tensor) else found
-        shapes = rows.shapes(shape)
         by_role["column"] = placements.column_sum
+        if block:
+            by_role["block"] = _of_blocks(placements.element, block, Partial())
 
         def wrapped(result: Any, role: Any) -> torch.Tensor:
             if result is None or role is None:
