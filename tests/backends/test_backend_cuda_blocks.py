@@ -29,12 +29,13 @@ def test_few_programs_are_idle_at_the_end(blocks: int, most: int, programs: int)
 
 
 def call_of(op: str, rows: int, cols: int, blocks: int) -> KernelCall:
-    """Returns the call of the gradient for a model whose norm has neither weight nor bias."""
+    """Returns the call of the gradient for a norm with neither weight nor bias, and with a gate or no residual."""
     call = planning.matrix_call(rows, cols, "bfloat16", f"{op}_backward", blocks=blocks)
     signature = op_named(op).gradient_signature
     full = kernel_tensors(signature, tuple(signature.names[index] for index in signature.per_block))
     outputs = tuple(name for index, name in full.outputs if signature.results[index].role == "element")
-    kernel = variant(full.kernel, ("weight", "bias") if op == "modulated_layer_norm" else ("weight",), outputs)
+    absent = [name for name in ("weight", "bias", full.kernel.added) if name in full.kernel.inputs]
+    kernel = variant(full.kernel, tuple(absent), outputs)
     return KernelCall(kernel, call.layout, planning.tensor_dtypes(kernel, "bfloat16"), block_stride=cols)
 
 
@@ -44,6 +45,9 @@ def call_of(op: str, rows: int, cols: int, blocks: int) -> KernelCall:
         ("modulated_layer_norm", 32 * 4096, 1152, 32, 512),
         ("modulated_layer_norm", 8 * 1024, 3072, 8, 264),
         ("modulated_rms_norm", 2 * 4608, 3072, 2, 264),
+        ("gated_modulated_layer_norm", 32 * 4096, 1152, 32, 256),
+        ("gated_modulated_layer_norm", 8 * 1024, 3072, 8, 128),
+        ("gated_modulated_rms_norm", 8 * 1024, 3072, 8, 128),
     ],
 )
 def test_gradients_of_diffusion_models_spill_nothing(op: str, rows: int, cols: int, blocks: int, programs: int) -> None:

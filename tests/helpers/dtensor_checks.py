@@ -128,6 +128,7 @@ def sharded_rows_exchange_statistics_only(mesh: DeviceMesh) -> None:
         "softmax": (2, 1), "log_softmax": (2, 1), "rms_norm": (1, 1), "layer_norm": (2, 2), "skip_norm": (1, 1),
         "logsumexp": (2, 2), "l2_norm": (1, 2), "gated_rms_norm": (1, 1),
         "modulated_rms_norm": (1, 1), "modulated_layer_norm": (2, 2),
+        "gated_modulated_rms_norm": (1, 1), "gated_modulated_layer_norm": (2, 2),
     }  # fmt: skip
     for name, sample in (OPS | {"dim 0": SAMPLES["softmax of dim 0"]}).items():
         if sample.op.steps is None:

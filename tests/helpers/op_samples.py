@@ -185,8 +185,13 @@ def _samples() -> dict[str, Sample]:
         ),
     }  # fmt: skip
     for name in ("rms_norm", "layer_norm"):
-        modulated = op_named(f"modulated_{name}")
-        found[modulated.name] = _sample(modulated, calls.modulated(name, True), calls.modulated(name, False))
+        modulated, functions = (
+            op_named(f"modulated_{name}"),
+            (calls.modulated(name, True), calls.modulated(name, False)),
+        )
+        found[f"{modulated.name} without a residual"] = _sample(modulated, *functions, "residual")
+        found[modulated.name] = _sample(modulated, *functions)
+        found[f"gated_{modulated.name}"] = _sample(op_named(f"gated_{modulated.name}"), *functions)
         op, norms = op_named(name), (calls.norm(name, True), calls.norm(name, False))
         found[f"{name} without a weight"] = _sample(op, *norms, "residual", "weight", "bias")
         found[name] = _sample(op, *norms, "residual")

@@ -58,12 +58,18 @@ def norm(name: str, by_tridal: bool) -> Callable[..., Any]:
 def modulated(name: str, by_tridal: bool) -> Callable[..., Any]:
     """Returns a modulated norm. The op has its scale under another name than the function."""
 
-    def compute(input: Tensor, scaling: Tensor, shift: Tensor, stream: Any = None, **parameters: Tensor) -> Tensor:
+    def compute(
+        input: Tensor, scaling: Tensor, shift: Tensor, residual: Tensor | None = None, gate: Tensor | None = None,
+        stream: Any = None, **parameters: Tensor,
+    ) -> Any:  # fmt: skip
         if by_tridal:
-            function = getattr(tridal, f"modulated_{name}")
-            sizes, options = input.shape[-1:], {"eps": 1e-5, "shift": shift, "stream": stream}
-            return function(input, scaling, sizes, **parameters, **options)  # type: ignore[no-any-return]
-        return (rms_norm if name == "rms_norm" else layer_norm)(input, **parameters) * (1 + scaling) + shift
+            function, options = getattr(tridal, f"modulated_{name}"), {"eps": 1e-5, "shift": shift, "stream": stream}
+            options |= {"residual": residual, "gate": gate}
+            return function(input, scaling, input.shape[-1:], **parameters, **options)
+        total = input if gate is None else input * gate
+        total = total if residual is None else total + residual
+        y = (rms_norm if name == "rms_norm" else layer_norm)(total, **parameters) * (1 + scaling) + shift
+        return y if residual is None else (y, total)
 
     return compute
 

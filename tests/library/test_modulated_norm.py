@@ -170,3 +170,104 @@ def test_wrong_arguments(name: str, arguments: dict[str, Any], message: str) -> 
     known = {"input": torch.ones(2, 5, 8), "scale": torch.ones(2, 1, 8), "normalized_shape": (8,), **arguments}
     with pytest.raises((TypeError, ValueError), match=f"modulated_{name}: {message}"):
         getattr(tridal, f"modulated_{name}")(**known)
+
+
+GATES = {"none": None, "per token": (2, 5, 16), "per batch": (2, 1, 16), "for all": (1, 1, 16)}
+
+
+def with_residual(
+    name: str, by_tridal: bool, tensors: list[Tensor | None], columns: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns the modulated norm of residual + gate * input, and the sum."""
+    x, scale, shift, residual, gate = tensors
+    assert x is not None and scale is not None and shift is not None and residual is not None  # noqa: PT018
+    if by_tridal:
+        function = getattr(tridal, f"modulated_{name}")
+        found = function(x, scale, x.shape[-1:], *columns, eps=EPS, shift=shift, residual=residual, gate=gate)
+        return found  # type: ignore[no-any-return]  # noqa: RET504
+    total = residual + (x if gate is None else gate * x)
+    return theirs(name, total, scale, shift, *columns), total
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("scale", ["per token", "per batch"])
+@each
+def test_a_residual_and_a_gate_are_those_of_torch(device: torch.device, name: str, scale: str, gate: str) -> None:
+    shapes = [(2, 5, 16), SHAPES[scale], SHAPES[scale], (2, 5, 16), GATES[gate]]
+    tensors = [None if shape is None else leaves(device, shape)[0] for shape in shapes]
+    columns = leaves(device, *[(16,)] * (2 if name == "layer_norm" else 1))
+    given = [tensor for tensor in (*tensors, *columns) if tensor is not None]
+    expected = with_residual(name, False, tensors, columns)
+    with tridal.record_calls() as calls:
+        found = with_residual(name, True, tensors, columns)
+        grads = [torch.randn_like(result) for result in found]
+        gradients = [torch.autograd.grad(found[:count], given, grads[:count], retain_graph=True) for count in (2, 1)]
+        of_sum = torch.autograd.grad(found[1], (tensors[0], tensors[3]), grads[1])
+    assert_close(found, expected)
+    for count, actual in zip((2, 1), gradients, strict=True):
+        assert_close(actual, torch.autograd.grad(expected[:count], given, grads[:count], retain_graph=True))
+    assert_close(of_sum, torch.autograd.grad(expected[1], (tensors[0], tensors[3]), grads[1]))
+    kernels = [call.op for call in calls if call.reason is None]
+    assert len(kernels) == (3 if gate == "none" else 4)  # torch passes the gradient of the sum on
+
+
+@pytest.mark.parametrize("wanted", [(0,), (3,), (4,), (1, 4), (0, 3), (2, 3)])
+@each
+def test_only_some_gradients_of_a_gated_sum_are_needed(
+    device: torch.device, name: str, wanted: tuple[int, ...]
+) -> None:
+    shapes = ((3, 70, 24), (3, 1, 24), (3, 1, 24), (3, 70, 24), (3, 1, 24))
+    tensors: list[Tensor | None] = [t.requires_grad_(i in wanted) for i, t in enumerate(leaves(device, *shapes))]
+    chosen = [tensor for index, tensor in enumerate(tensors) if index in wanted and tensor is not None]
+    found, expected = (with_residual(name, by_tridal, tensors, []) for by_tridal in (True, False))
+    grads = [torch.randn_like(result) for result in expected]
+    assert_close(*(torch.autograd.grad(results, chosen, grads) for results in (found, expected)))
+
+
+@each
+def test_a_gated_sum_is_rounded_once_and_then_normalized(device: torch.device, name: str) -> None:
+    x, scale, shift, residual, gate = (
+        torch.randn(*shape, device=device).bfloat16()
+        for shape in ((3, 9, 64), *[(3, 1, 64)] * 2, (3, 9, 64), (3, 1, 64))
+    )
+    y, total = with_residual(name, True, [x, scale, shift, residual.float(), gate], [])
+    exact = residual.double() + gate.double() * x.double()
+    assert (y.dtype, total.dtype) == (torch.float32, torch.float32)
+    assert_close(total.double(), exact, rtol=1e-6, atol=1e-6)
+    y, total = with_residual(name, True, [x, scale, shift, residual, gate], [])
+    assert_close(total.double(), exact, rtol=2**-7, atol=2**-8)
+    assert_close(y.double(), theirs(name, total.double(), scale.double(), shift.double()), rtol=2**-7, atol=2**-8)
+
+
+@each
+def test_second_derivatives_of_a_gated_sum_are_those_of_torch(device: torch.device, name: str) -> None:
+    tensors = leaves(device, (2, 3, 4), (2, 1, 4), (2, 1, 4), (2, 3, 4), (2, 1, 4))
+    assert torch.autograd.gradgradcheck(lambda *given: with_residual(name, True, [*given], []), tensors)
+
+
+@each
+def test_a_gated_sum_is_compiled_and_batched(device: torch.device, name: str) -> None:
+    tensors = leaves(device, (4, 3, 20), (4, 1, 20), (4, 1, 20), (4, 3, 20), (4, 1, 20), dtype=torch.float32)
+    expected = with_residual(name, False, [*tensors], [])
+    grads = [torch.randn_like(result) for result in expected]
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda *given: with_residual(name, True, [*given], []), backend="aot_eager", fullgraph=True
+    )
+    found = compiled(*tensors)
+    assert_close(found, expected)
+    assert_close(*(torch.autograd.grad(results, tensors, grads) for results in (found, expected)))
+    assert_close(torch.func.vmap(lambda *given: with_residual(name, True, [*given], []))(*tensors), expected)
+
+
+@each
+def test_a_gate_needs_a_residual(name: str) -> None:
+    function, x = getattr(tridal, f"modulated_{name}"), torch.ones(2, 5, 8)
+    for arguments, message in (
+        ({"gate": x}, "residual must be a torch.Tensor, because there is a gate, got None"),
+        ({"gate": x[:, :2], "residual": x}, "gate must have the shape"),
+        ({"gate": 1.0, "residual": x}, "gate must be a torch.Tensor"),
+        ({"residual": x[0]}, "residual must have the shape"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"modulated_{name}: {message}"):
+            function(x, x, (8,), **arguments)

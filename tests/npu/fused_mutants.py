@@ -28,9 +28,9 @@ def layer(direction: Direction, **options: Any) -> Case:
     return Case("layer_norm", direction, (9, 57), **options)
 
 
-def modulated(direction: Direction) -> Case:
-    """A case of modulated_layer_norm."""
-    return Case("modulated_layer_norm", direction, (9, 57))
+def modulated(direction: Direction, gated: bool = False) -> Case:
+    """A case of modulated_layer_norm, whose residual has a gate or not."""
+    return Case("gated_" * gated + "modulated_layer_norm", direction, (9, 57))
 
 
 def loss(direction: Direction, weight: bool = False, op: str = "cross_entropy", **numbers: Any) -> Case:
@@ -89,6 +89,11 @@ MUTANTS = [
         ("modulated_norm.layer_scale_gradient", "the bias has no part in the gradient of the scale", "y + bias", "y",
          modulated(BACKWARD)),
         ("modulated_norm.weighted", "the gradient is not scaled", "1.0 + scaling", "1.0", modulated(BACKWARD)),
+        ("gated_residual.gated_sum", "the gate is dropped", "x * gate", "x", modulated(FORWARD, gated=True)),
+        ("gated_residual.layer_sum_gradient", "the gradient of the sum is dropped", " + dsum", "",
+         modulated(BACKWARD, gated=True)),
+        ("gated_residual.layer_branch_gradient", "the gradient of the branch has no gate", "gate * layer", "layer",
+         modulated(BACKWARD, gated=True)),
         ("cross_entropy.loss", "ignored targets have a loss", "index == IGNORE_INDEX", "index == -1",
          loss(FORWARD)),
         ("cross_entropy.loss", "the class weight is dropped", "_times(number, picked_weight)", "number",

@@ -163,9 +163,15 @@ def of_last_dim(make: Callable[[], Function]) -> MakeFunction:
 
 
 def random_tensor(argument: Argument, x: Tensor, dim: int) -> Tensor:
-    """Draws a tensor with a role for a call whose first tensor is x, in x's dtype. An index is int64."""
+    """Draws a tensor with a role for a call whose first tensor is x, in x's dtype. An index is int64.
+
+    The blocks of rows are the batches of x, or all rows of a matrix.
+    """
     if argument.role == "element":
         return torch.randn(x.shape, device=x.device, dtype=x.dtype)
+    if argument.role == "block":
+        sizes = (*x.shape[: x.dim() > 2], *[1] * (x.dim() - 1 - (x.dim() > 2)), x.shape[-1])
+        return torch.randn(sizes, device=x.device, dtype=x.dtype)
     shape = [*x.shape]
     cols = shape.pop(dim)
     if argument.role == "index":

@@ -97,6 +97,7 @@ _HIDDEN = (
     ShapeClass("hidden_odd", "odd hidden sizes", ((131_072, 4097), (65_536, 781))),
     ShapeClass("heads", "normalized heads", ((1_048_576, 128),)),
 )
+_BATCHES = ShapeClass("batches", "batches of a diffusion model", ((32, 4096, 1152), (8, 1024, 3072)))
 _EVEN = tuple(shape_class for shape_class in _HIDDEN if shape_class.name != "hidden_odd")
 _VOCABULARIES = (
     ShapeClass(
@@ -108,11 +109,14 @@ _VOCABULARIES = (
 )  # fmt: skip
 SUITES: Mapping[str, tuple[str, ...]] = {
     name: tuple(shape_class.name for shape_class in suite)
-    for name, suite in (("rows", _SUITE), ("hidden", _HIDDEN), ("halves", _EVEN), ("vocabularies", _VOCABULARIES))
-}
+    for name, suite in (
+        ("rows", _SUITE), ("hidden", _HIDDEN), ("halves", _EVEN), ("modulated", (*_HIDDEN, _BATCHES)),
+        ("vocabularies", _VOCABULARIES),
+    )
+}  # fmt: skip
 """The names of the shape classes of each suite."""
 SHAPE_CLASSES: Mapping[str, ShapeClass] = {
-    shape_class.name: shape_class for shape_class in (*_SUITE, *_HIDDEN, *_VOCABULARIES)
+    shape_class.name: shape_class for shape_class in (*_SUITE, *_HIDDEN, _BATCHES, *_VOCABULARIES)
 }
 """All shape classes, by name. The shapes of the suites are defined only here."""
 
@@ -128,10 +132,11 @@ def make_workloads(
     """Makes one workload per dtype, direction and shape. `shrink` divides the number of rows."""
     workloads = []
     for dtype, direction, group in product(dtypes, directions, classes):
-        axis = 0 if group.dim else -1  # any dimension except the normalized one
         for shape in (*group.shapes, *group.slices):
-            sizes = list(shape)
-            sizes[axis] = max(1, sizes[axis] // shrink)
+            sizes, left = list(shape), shrink
+            # The dims before the last one, or else any dim except the normalized one.
+            for axis in range(len(shape) - 1) if group.dim == -1 else [0 if group.dim else -1]:
+                sizes[axis], left = max(1, sizes[axis] // left), max(1, left // sizes[axis])
             is_slice = shape in group.slices
             workloads.append(Workload(group.name, op, direction, dtype, tuple(sizes), group.dim, is_slice))
     return workloads

@@ -1,14 +1,16 @@
 """The public functions modulated_layer_norm and modulated_rms_norm, and the checks of their arguments."""
 
+# mypy: disable-error-code=no-any-return
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from tridal.errors import ShapeError
+from tridal.library.modulated_norm.gated_residual import GATED_MODULATED_LAYER_NORM, GATED_MODULATED_RMS_NORM
 from tridal.library.modulated_norm.modulated_norm import MODULATED_LAYER_NORM, MODULATED_RMS_NORM
 from tridal.library.norms.checks import check_sizes, traced_sizes
 from tridal.ops import Arguments, Op, accumulator, check_number, check_tensor, compute, is_block_shape, wrong
@@ -18,12 +20,65 @@ Tensor = torch.Tensor
 _NAMES = {"scale": "scaling"}  # `scale` is a number of other ops
 
 
+@op_function(GATED_MODULATED_LAYER_NORM, sizes="normalized_shape", names=_NAMES)
+def gated_modulated_layer_norm(
+    call: Any, input: Tensor, residual: Tensor, gate: Tensor, scale: Tensor, normalized_shape: Sequence[int],
+    weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None,
+    stream: Any = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Computes `modulated_layer_norm` with a residual and a gate.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 2.0]])
+        >>> tridal.modulated_layer_norm(x, 0 * x, (2,), residual=x, gate=x)[1]
+        tensor([[2., 6.]])
+    """
+    op = GATED_MODULATED_LAYER_NORM
+    check_number(MODULATED_LAYER_NORM.name, "eps", eps)
+    modulation = {"gate": gate, "scale": scale, "shift": shift}
+    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, weight, bias)
+
+
+@op_function(GATED_MODULATED_RMS_NORM, sizes="normalized_shape", names=_NAMES)
+def gated_modulated_rms_norm(
+    call: Any, input: Tensor, residual: Tensor, gate: Tensor, scale: Tensor, normalized_shape: Sequence[int],
+    weight: Tensor | None = None, eps: float | None = None, *, shift: Tensor | None = None, stream: Any = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Computes `modulated_rms_norm` with a residual and a gate.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 2.0]])
+        >>> tridal.modulated_rms_norm(x, 0 * x, (2,), residual=x, gate=x)[1]
+        tensor([[2., 6.]])
+    """
+    op = GATED_MODULATED_RMS_NORM
+    if eps is not None:
+        check_number(MODULATED_RMS_NORM.name, "eps", eps)
+    modulation = {"gate": gate, "scale": scale, "shift": shift}
+    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, weight)
+
+
+@overload
+def modulated_layer_norm(
+    input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, residual: None = None,
+    gate: None = None, stream: Any = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def modulated_layer_norm(
+    input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, residual: Tensor,
+    gate: Tensor | None = None, stream: Any = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @op_function(MODULATED_LAYER_NORM, sizes="normalized_shape", names=_NAMES)
 def modulated_layer_norm(
     call: Any, input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
-    bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, stream: Any = None,
-) -> Tensor:  # fmt: skip
+    bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, residual: Tensor | None = None,
+    gate: Tensor | None = None, stream: Any = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """layer_norm(input) * (1 + scale) + shift over the last dims, the adaptive LayerNorm (adaLN) of diffusion models.
+
+    With a residual, the norm is that of residual + gate * input, or of residual + input without a gate.
 
     Args:
         input: a tensor whose last sizes are `normalized_shape`, with any strides, such as [batch, tokens, channels].
@@ -33,10 +88,13 @@ def modulated_layer_norm(
         weight, bias: tensors of this shape. Most models have none.
         eps: added to the variance.
         shift: a tensor like the scale. Both may have different shapes.
+        residual: a tensor of the input's shape. The sum is rounded to the promoted dtype and normalized.
+        gate: a tensor like the scale, by which the input is multiplied before the residual is added.
         stream: see `tridal.softmax`.
 
     Returns:
-        A contiguous tensor in the dtype of the input, rounded once from float32 (float64 for float64).
+        A contiguous tensor in the dtype of the input (plus residual), rounded once from float32 (float64 for float64);
+        with a residual, a tuple of this tensor and the sum.
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
@@ -48,24 +106,48 @@ def modulated_layer_norm(
         >>> tridal.modulated_layer_norm(x, torch.ones(1, 1, 3), (3,), shift=torch.ones(1, 1, 3))
         tensor([[[-1.4495,  1.0000,  3.4495],
                  [ 3.4495,  1.0000, -1.4495]]])
+        >>> y, total = tridal.modulated_layer_norm(x, 0 * x, (3,), residual=x, gate=torch.full((1, 1, 3), 2.0))
+        >>> total
+        tensor([[[3., 6., 9.],
+                 [9., 6., 3.]]])
     """
+    if gate is not None:
+        given = _residual(MODULATED_LAYER_NORM, residual), gate, scale
+        return gated_modulated_layer_norm(input, *given, normalized_shape, weight, bias, eps, shift=shift)
     check_number(MODULATED_LAYER_NORM.name, "eps", eps)
-    return _compute(call, MODULATED_LAYER_NORM, input, scale, shift, normalized_shape, eps, weight, bias)
+    modulation = {"scale": scale, "shift": shift}
+    return _compute(call, MODULATED_LAYER_NORM, (input, residual), modulation, normalized_shape, eps, weight, bias)
 
 
+@overload
+def modulated_rms_norm(
+    input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    eps: float | None = None, *, shift: Tensor | None = None, residual: None = None, gate: None = None,
+    stream: Any = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def modulated_rms_norm(
+    input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    eps: float | None = None, *, shift: Tensor | None = None, residual: Tensor, gate: Tensor | None = None,
+    stream: Any = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @op_function(MODULATED_RMS_NORM, sizes="normalized_shape", names=_NAMES)
 def modulated_rms_norm(
     call: Any, input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
-    eps: float | None = None, *, shift: Tensor | None = None, stream: Any = None,
-) -> Tensor:  # fmt: skip
+    eps: float | None = None, *, shift: Tensor | None = None, residual: Tensor | None = None,
+    gate: Tensor | None = None, stream: Any = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """rms_norm(input) * (1 + scale) + shift over the last dims.
 
+    With a residual, the norm is that of residual + gate * input, or of residual + input without a gate.
+
     Args:
-        input, scale, normalized_shape, weight, shift, stream: see `modulated_layer_norm`.
+        input, scale, normalized_shape, weight, shift, residual, gate, stream: see `modulated_layer_norm`.
         eps: by default, the eps of float32; for float64 input that of float64.
 
     Returns:
-        A contiguous tensor in the dtype of the input, rounded once from float32 (float64 for float64).
+        A contiguous tensor in the dtype of the input (plus residual), rounded once from float32 (float64 for float64);
+        with a residual, a tuple of this tensor and the sum.
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError, NoBackendError: see
@@ -75,34 +157,52 @@ def modulated_rms_norm(
         >>> tridal.modulated_rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(1, 2), (2,))
         tensor([[1.6971, 2.2627]])
     """
+    if gate is not None:
+        given = _residual(MODULATED_RMS_NORM, residual), gate, scale
+        return gated_modulated_rms_norm(input, *given, normalized_shape, weight, eps, shift=shift)
     if eps is not None:
         check_number(MODULATED_RMS_NORM.name, "eps", eps)
-    return _compute(call, MODULATED_RMS_NORM, input, scale, shift, normalized_shape, eps, weight)
+    modulation = {"scale": scale, "shift": shift}
+    return _compute(call, MODULATED_RMS_NORM, (input, residual), modulation, normalized_shape, eps, weight)
+
+
+def _residual(op: Op, residual: Tensor | None) -> Tensor:
+    """Returns the residual of a call with a gate."""
+    if residual is None:
+        raise TypeError(wrong(op.name, "residual", "be a torch.Tensor, because there is a gate", None))
+    return residual
 
 
 def _compute(
-    call: Any, op: Op, input: Tensor, scale: Tensor, shift: Tensor | None, normalized_shape: Sequence[int],
-    eps: float | None, *columns: Tensor | None,
-) -> Tensor:  # fmt: skip
+    call: Any, op: Op, tensors: tuple[Tensor, Tensor | None], modulation: dict[str, Tensor | None],
+    normalized_shape: Sequence[int], eps: float | None, *columns: Tensor | None,
+) -> Any:  # fmt: skip
+    """Computes a modulated norm of an input and a residual. `modulation` are gate, scale and shift by name."""
+    input, name = tensors[0], op.name.removeprefix("gated_")
     normalized_shape = traced_sizes(normalized_shape)
-    check_sizes(op.name, input, normalized_shape)
+    check_sizes(name, input, normalized_shape)
     dims = len(normalized_shape)
-    given = {"scale": scale, **({} if shift is None else {"shift": shift})}
-    for name, tensor in given.items():
-        check_tensor(op.name, name, tensor, optional=name == "shift")
+    for other, tensor in modulation.items():
+        if tensor is None and other == "shift":
+            continue
+        check_tensor(name, other, tensor, optional=other == "shift")
+        assert tensor is not None
         if not _can_expand(tensor.shape, input.shape, dims):
             expected = f"have the shape {tuple(input.shape)} of input, in which sizes before the last {dims} may be 1"
-            raise ShapeError(wrong(op.name, name, expected, tuple(tensor.shape)))
-    expanded = functools.partial(_expanded, dims)
-    tensors = expanded(input, scale, shift, *columns)
+            raise ShapeError(wrong(name, other, expected, tuple(tensor.shape)))
+    given = (*tensors, *modulation.values(), *columns)
+    expanded = functools.partial(_expanded, dims, len(modulation))
+    found = expanded(*given)
     if eps is None:
-        eps = torch.finfo(accumulator(input, scale, shift)).eps
-    arguments = (*tensors, dims, float(eps))
+        eps = torch.finfo(accumulator(*tensors, *modulation.values())).eps
+    arguments = (*found, dims, float(eps))
     check_arguments(Arguments(op.signature, arguments))
-    if torch_computes(op.name, *tensors):
-        return compute(op, *arguments)[0]  # type: ignore[return-value]
-    views = None if all(new is old for new, old in zip(tensors[1:3], (scale, shift), strict=True)) else expanded
-    return call(*arguments, views=views, checked=True)  # type: ignore[no-any-return]
+    results = 1 if tensors[1] is None else 2
+    if torch_computes(op.name, *found):
+        computed = compute(op, *arguments)[:results]
+        return computed[0] if results == 1 else computed
+    views = None if all(new is old for new, old in zip(found, given, strict=True)) else expanded
+    return call(*arguments, results=results, views=views, checked=True)
 
 
 def _can_expand(shape: torch.Size, to: torch.Size, dims: int) -> bool:
@@ -112,13 +212,20 @@ def _can_expand(shape: torch.Size, to: torch.Size, dims: int) -> bool:
     return all(size in (1, other) for size, other in zip(shape, to, strict=True))
 
 
-def _expanded(dims: int, input: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Returns the input, scale and shift with one shape, and the tensors with a number per column.
+def _expanded(dims: int, modulations: int, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Returns the tensors of a call, of which gate, scale and shift are expanded. The first two have full shapes.
 
-    The shape of scale and shift is that of the input if they do not have a number per column and block of rows.
+    Scale and shift get one shape. So do all that have a number per column and block of rows. Others get the shape of
+    the input.
     """
-    given = (tensor.shape for tensor in tensors[:2] if tensor is not None)
-    shape: Any = torch.broadcast_shapes(*given)  # type: ignore[no-untyped-call]
-    shape = shape if is_block_shape(shape, input.shape, dims) else input.shape
-    expanded = (t if t is None or t.shape == shape else t.expand(shape) for t in tensors[:2])
-    return input, *expanded, *tensors[2:]
+    input, modulation = given[0], given[2 : 2 + modulations]
+    assert input is not None
+    broadcast: Any = torch.broadcast_shapes
+    *gates, scale = (tensor.shape for tensor in modulation[:-1] if tensor is not None)
+    shift = modulation[-1]
+    wanted = [*gates, *[scale if shift is None else broadcast(scale, shift.shape)] * 2]
+    blocks = [shape for shape in wanted if is_block_shape(shape, input.shape, dims)]
+    block = broadcast(*blocks) if blocks else input.shape
+    shapes = [block if is_block_shape(shape, input.shape, dims) else input.shape for shape in wanted]
+    expanded = (t if t is None or t.shape == s else t.expand(s) for t, s in zip(modulation, shapes, strict=True))
+    return *given[:2], *expanded, *given[2 + modulations :]

@@ -7,12 +7,12 @@ before the op, so torch sums their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from tridal.library.norms.norms import LAYER_NORM, RMS_NORM, unsupported
+from tridal.library.norms.norms import LAYER_NORM, RMS_NORM, total_dtype, unsupported
 from tridal.ops import Named, Op, Result, RowKernel, RowReduce, Statistic, number, per_column, per_element
 
 Tensor = torch.Tensor
@@ -24,24 +24,25 @@ def _modulated(y: Tensor, scaling: Tensor, shift: Tensor | None) -> Tensor:
     return y if shift is None else y + shift
 
 
-def _layer_norm(
-    input: Tensor, scaling: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None, rows: RowReduce,
-    eps: float,
+def modulated_layer_norm(
+    input: Tensor, residual: Tensor | None, scaling: Tensor, shift: Tensor | None, weight: Tensor | None,
+    bias: Tensor | None, rows: RowReduce, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Returns the modulated norm, and mean and 1 / sqrt(variance + eps) of each row."""
-    y, _, mean, inverse_deviation = LAYER_NORM.reference(input, None, weight, bias, rows, eps, 0.0)
-    return _modulated(y, scaling, shift), mean, inverse_deviation
+    """Returns the modulated norm of the sum, the sum, and mean and 1 / sqrt(variance + eps) of each row."""
+    y, *others = LAYER_NORM.reference(input, residual, weight, bias, rows, eps, 0.0)
+    return _modulated(y, scaling, shift), *others
 
 
-def _rms_norm(
-    input: Tensor, scaling: Tensor, shift: Tensor | None, weight: Tensor | None, rows: RowReduce, eps: float
-) -> tuple[Tensor, ...]:
-    """Returns the modulated norm, and 1 / sqrt(mean of squares + eps) of each row."""
-    y, _, inverse_rms = RMS_NORM.reference(input, None, weight, rows, eps, 0.0, "")
-    return _modulated(y, scaling, shift), inverse_rms
+def modulated_rms_norm(
+    input: Tensor, residual: Tensor | None, scaling: Tensor, shift: Tensor | None, weight: Tensor | None,
+    rows: RowReduce, eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns the modulated norm of the sum, the sum, and 1 / sqrt(mean of squares + eps) of each row."""
+    y, *others = RMS_NORM.reference(input, residual, weight, rows, eps, 0.0, "")
+    return _modulated(y, scaling, shift), *others
 
 
-def _layer_norm_gradient(
+def layer_norm_gradient(
     dy: Tensor, x: Tensor, scaling: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None,
     bias: Tensor | None, rows: RowReduce, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -57,7 +58,7 @@ def _layer_norm_gradient(
     return found, dy * (y if bias is None else y + bias), dy, of_weight, of_bias
 
 
-def _rms_norm_gradient(
+def rms_norm_gradient(
     dy: Tensor, x: Tensor, scaling: Tensor, inverse_rms: Tensor, weight: Tensor | None, rows: RowReduce, eps: float
 ) -> tuple[Tensor, ...]:
     """Returns the gradients of input, scale and shift, and the term of the weight's gradient."""
@@ -70,66 +71,87 @@ def _rms_norm_gradient(
 
 
 def _constants(named: Named) -> Mapping[str, Any]:
-    return {"SUM_DTYPE": str(named["input"].dtype).removeprefix("torch.")}
+    return {"SUM_DTYPE": str(total_dtype(named)).removeprefix("torch.")} if "input" in named else {}
 
 
-def _op(norm: Op, kernels: tuple[RowKernel, RowKernel], columns: tuple[str, ...], **functions: Any) -> Op:
-    """Returns the op of a modulated norm. `columns` are the names of the tensors of the norm with a number per column.
+def dtype_of(name: str) -> Callable[[Named], torch.dtype]:
+    """Returns a function that returns the dtype of an argument."""
+    return lambda named: named[name].dtype
 
-    The norm has no residual.
+
+def modulated_op(
+    norm: Op, kernels: tuple[RowKernel, RowKernel], columns: tuple[str, ...], gated: bool = False, **functions: Any
+) -> Op:
+    """Returns the op of a modulated norm of input + residual, or of residual + gate * input if it is gated.
+
+    `columns` are the names of the tensors of the norm with a number per column. Without a gate, the residual is
+    optional, and its gradient is that of the input.
     """
     name, saved = kernels[0].name, [result.name for result in norm.results if not result.returned]
+    of_sum = () if gated else (("input", "residual"), ("scaling",), ("shift",), *((column,) for column in columns))
+    of_input = Result("input", "element", dtype_of("branch" if gated else "x"))
+    of_gate = (
+        Result("residual", "element", dtype_of("x")),
+        Result("gate", "element", dtype_of("gate"), per_block="gate"),
+    )
     return Op(
         name=name,
         kernels=kernels,
         arguments=(
-            per_element("input"), per_element("scaling", or_per_block=True),
+            per_element("input"), per_element("residual", optional=not gated),
+            *[per_element("gate", or_per_block=True)] * gated, per_element("scaling", or_per_block=True),
             per_element("shift", optional=True, or_per_block=True),
             *(per_column(column, optional=True) for column in columns), number("dims", type="int"),
             number("eps", range=(1e-12, 1e-2)),
         ),
         results=(
-            Result("output", "element", lambda named: named["input"].dtype, gradient="dy"),
+            Result("output", "element", total_dtype, gradient="dy"),
+            Result("residual_sum", "element", total_dtype, needs=None if gated else "residual", gradient="dsum"),
             *(Result(statistic, "row", returned=False) for statistic in saved),
         ),
-        saves=(("x", "input"), "scaling", *saved, *columns),
+        saves=(
+            *((("x", "residual_sum"), ("branch", "input"), "gate") if gated else (("x", "residual_sum", "input"),)),
+            "scaling", *saved, *columns,
+        ),
+        gradients=of_sum,
         gradient_results=(
-            Result("input", "element", lambda named: named["x"].dtype),
-            Result("scaling", "element", lambda named: named["scaling"].dtype, per_block="scaling"),
-            Result("shift", "element", lambda named: named["dy"].dtype, per_block="scaling"),
+            of_input, *(of_gate if gated else ()),
+            Result("scaling", "element", dtype_of("scaling"), per_block="scaling"),
+            Result("shift", "element", dtype_of("x"), per_block="scaling"),
             *(Result(column, "column") for column in columns),
         ),
-        constants=lambda named: _constants(named) if "input" in named else {},
+        constants=_constants,
         unsupported=unsupported,
         benchmark=f"tridal.library.modulated_norm.benchmark:{name.upper()}",
         **functions,
     )  # fmt: skip
 
 
-MODULATED_LAYER_NORM = _op(
+MODULATED_LAYER_NORM = modulated_op(
     LAYER_NORM,
     (
         RowKernel(
             name="modulated_layer_norm",
             module=MODULE,
-            reads=("x", "scaling", "shift"),
+            reads=("x", "residual", "scaling", "shift"),
             column_reads=("weight", "bias"),
             statistics=(
-                Statistic("total", "sum", term="x"),
+                Statistic("total", "sum", term="residual_sum"),
                 Statistic("squares", "sum", term="square_deviation", rebase="rebase_squares"),
             ),
             row_value="inverse_deviation",
-            writes=("modulated_layer_norm",),
+            writes=("modulated_layer_norm", "residual_sum"),
             row_writes=("mean", "inverse_deviation"),
             parameters=("eps",),
             constants=(("SUM_DTYPE", "float32"),),
             neutral_padding=True,
             live_tiles=4,
-        ).bind(residual=None),
+        ),
         RowKernel(
             name="modulated_layer_norm_backward",
             module=MODULE,
             reads=("dy", "x", "scaling"),
+            added="dsum",
             row_reads=("mean", "inverse_deviation"),
             column_reads=("weight", "bias"),
             statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="layer_product")),
@@ -140,30 +162,31 @@ MODULATED_LAYER_NORM = _op(
         ),
     ),
     ("weight", "bias"),
-    reference=_layer_norm,
-    gradient=_layer_norm_gradient,
+    reference=modulated_layer_norm,
+    gradient=layer_norm_gradient,
 )
-MODULATED_RMS_NORM = _op(
+MODULATED_RMS_NORM = modulated_op(
     RMS_NORM,
     (
         RowKernel(
             name="modulated_rms_norm",
             module=MODULE,
-            reads=("x", "scaling", "shift"),
+            reads=("x", "residual", "scaling", "shift"),
             column_reads=("weight",),
             statistics=(Statistic("squares", "sum", term="square"),),
             row_value="inverse_rms",
-            writes=("modulated_rms_norm",),
+            writes=("modulated_rms_norm", "residual_sum"),
             row_writes=("inverse_rms",),
             parameters=("eps",),
             constants=(("SUM_DTYPE", "float32"),),
             neutral_padding=True,
             live_tiles=4,
-        ).bind(residual=None),
+        ),
         RowKernel(
             name="modulated_rms_norm_backward",
             module=MODULE,
             reads=("dy", "x", "scaling"),
+            added="dsum",
             row_reads=("inverse_rms",),
             column_reads=("weight",),
             statistics=(Statistic("dot", "sum", term="rms_product"),),
@@ -174,6 +197,6 @@ MODULATED_RMS_NORM = _op(
         ),
     ),
     ("weight",),
-    reference=_rms_norm,
-    gradient=_rms_norm_gradient,
+    reference=modulated_rms_norm,
+    gradient=rms_norm_gradient,
 )

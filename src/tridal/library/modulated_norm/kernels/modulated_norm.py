@@ -7,6 +7,7 @@ names say which norm it is.
 import triton
 import triton.language as tl
 
+from tridal.kernels.numerics import residual_sum
 from tridal.library.norms.kernels.layer_norm import (
     inverse_deviation,
     mean,
@@ -21,7 +22,9 @@ from tridal.library.norms.kernels.rms_norm import inverse_rms, square
 from tridal.library.norms.kernels.rms_norm import rms_norm as _rms_norm
 from tridal.library.norms.kernels.rms_norm import rms_norm_gradient as _rms_norm_gradient
 
-__all__ = ["inverse_deviation", "inverse_rms", "mean", "rebase_squares", "square", "square_deviation"]
+__all__ = [
+    "inverse_deviation", "inverse_rms", "mean", "rebase_squares", "residual_sum", "square", "square_deviation",
+]  # fmt: skip
 
 
 @triton.jit
@@ -36,7 +39,7 @@ def modulated_layer_norm(
     x, residual, scaling, shift, weight, bias, total, count, inverse_deviation, SUM_DTYPE: tl.constexpr,
     AXIS: tl.constexpr,
 ):  # fmt: skip
-    """layer_norm(x) * (1 + scaling) + shift."""
+    """layer_norm(x + residual) * (1 + scaling) + shift."""
     y = _layer_norm(x, residual, weight, bias, total, count, inverse_deviation, None, SUM_DTYPE=SUM_DTYPE, AXIS=AXIS)
     return _modulated(y, scaling, shift)
 
@@ -45,7 +48,7 @@ def modulated_layer_norm(
 def modulated_rms_norm(
     x, residual, scaling, shift, weight, inverse_rms, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
 ):  # fmt: skip
-    """rms_norm(x) * (1 + scaling) + shift."""
+    """rms_norm(x + residual) * (1 + scaling) + shift."""
     y = _rms_norm(x, residual, weight, inverse_rms, None, SUM_DTYPE=SUM_DTYPE, CASTING="", AXIS=AXIS)
     return _modulated(y, scaling, shift)
 
