@@ -28,7 +28,8 @@ def standalone(kernel: RowKernel, written: WrittenKernel) -> str:
     """Prints a kernel that runs alone."""
     helpers = _needed(written.text, written.helpers)
     text, names = written.text, _Names([written.text, *helpers.values()], written.constants)
-    called = [python for _, python in called_functions(reversed(_called(kernel, text)))]
+    of_op = _called(kernel, text)  # its module may have them from other modules
+    called = [python for _, python in called_functions(reversed(of_op))]
     called.sort(key=lambda python: python.__module__ != kernel.module)
     imports, sections = [*_IMPORTS], dict[str, list[str]]()
     for python in called:
@@ -36,7 +37,7 @@ def standalone(kernel: RowKernel, written: WrittenKernel) -> str:
         new_names = dict[str, str]()
         for name, value in _globals_of(python, source):
             new_names[name] = new = names.of(name, value)
-            if python.__module__ == kernel.module and name == python.__name__:
+            if name == python.__name__ and any(value is function for function in of_op):
                 text = _renamed(text, {f"op_math.{name}": f"op_math.{new}"})
             line = _definition(new, value)
             if line is not None and line not in imports and line not in section:
