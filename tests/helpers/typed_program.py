@@ -41,6 +41,8 @@ def functions(x: Tensor, weight: Tensor, t: Tensor, maybe: Tensor | None, more: 
     assert_type(tridal.layer_norm(x, (8,), residual=maybe, weight_offset=1.0), Tensor | Pair)
     assert_type(tridal.gated_rms_norm(x, x, (8,), casting="llama"), Tensor)
     assert_type(tridal.modulated_layer_norm(x, x, (8,), shift=maybe), Tensor)
+    assert_type(tridal.modulated_rms_norm(x, x, (8,), residual=x, gate=maybe), Pair)
+    assert_type(tridal.modulated_layer_norm(x, x, (8,), residual=maybe), Tensor | Pair)
 
 
 def modules(x: Tensor, t: Tensor, maybe: Tensor | None) -> None:

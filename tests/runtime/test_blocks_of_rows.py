@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,6 +101,12 @@ def test_batch_invariant_sums_of_a_block_are_the_same_in_every_batch(backend: An
         for part in (slice(0, 1), slice(2, 5), slice(0, 5)):
             for found, expected in zip(gradients(x[part], scale[part], shift[part]), whole, strict=True):
                 assert torch.equal(found, expected[part])
+
+
+def test_batch_invariant_programs_of_a_block_do_not_depend_on_the_blocks() -> None:
+    plan = LaunchPlan(CONFIG, 12, "")
+    calls = (planning.matrix_call(blocks * 70, 1000, op=BACKWARD, blocks=blocks) for blocks in (1, 5))
+    assert [replace(call, invariant=True).programs(plan) for call in calls] == [12, 60]
 
 
 def test_a_layout_keeps_blocks_apart() -> None:
