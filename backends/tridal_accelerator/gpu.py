@@ -60,7 +60,7 @@ class DeviceProblem(Problem):
     def peel(self) -> bool:
         """Whether rows are peeled: they are if they are unaligned and have enough vectors, unless rows are summed."""
         wide = self.cols >= MIN_PEELED_VECTORS * self.vector
-        return self.layout == "row" and not self.aligned and wide and not self.column_writes
+        return self.layout == "row" and not self.aligned and wide and not (self.column_writes or self.whole_rows)
 
     @property
     def tile_cols(self) -> int:

@@ -71,7 +71,7 @@ class GpuProblem(DeviceProblem):
         the problem must have enough data for all multiprocessors.
         """
         enough = self.bytes_per_tensor >= self.device.cores * tuning.RELOAD_BYTES_IN_FLIGHT
-        return self.has_large_l1 and self.aligned and self.itemsize == 2 and enough
+        return self.has_large_l1 and self.aligned and self.itemsize == 2 and enough and not self.whole_rows
 
     def with_reload(self, config: KernelConfig) -> KernelConfig:
         """Adds `reload`, and the number of warps that suits it."""

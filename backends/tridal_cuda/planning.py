@@ -42,7 +42,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
     candidates = Candidates(probe, lambda config: estimate(gpu_problem, config))
     gpu_problem = GpuProblem(**asdict(problem), device=device, probe=candidates)
     if config is None:
-        fits = (*_FITS, _fit_column_loop)
+        fits = (fit_whole_row,) if problem.whole_rows else (*_FITS, _fit_column_loop)
         fitted = candidates.choose(
             lambda: (fit(gpu_problem) for fit in fits), gpu_problem.fit, gpu_problem.with_resident_row
         )

@@ -78,7 +78,7 @@ def _uses_reload(problem: GpuProblem) -> bool:
     If one tensor is read, wide rows use it if they fill most of their tile and two of them fit in the L1 cache.
     """
     cols = problem.tile_cols
-    if problem.layout != "row" or problem.accumulator > 4 or not problem.has_large_l1:
+    if problem.layout != "row" or problem.accumulator > 4 or problem.whole_rows or not problem.has_large_l1:
         return False
     if problem.reads_several:
         return cols > tuning.WIDE_ROW_COLS and problem.itemsize == 2

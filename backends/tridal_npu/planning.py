@@ -73,13 +73,13 @@ def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> Kern
     cols = next_power_of_2(problem.cols)
     if problem.layout == "inner":
         whole_row_tile = max_tile("whole_row", elements_per_block)
-        if cols * elements_per_block <= whole_row_tile:
-            rows = tile_rows(min(_MAX_INNER_ROWS, whole_row_tile // cols))
+        if cols * elements_per_block <= whole_row_tile or problem.whole_rows:
+            rows = tile_rows(min(_MAX_INNER_ROWS, max(1, whole_row_tile // cols)))
             return _config("whole_row", max(elements_per_block, rows), cols)
         rows = max(elements_per_block, tile_rows(_MIN_TRANSFER // problem.itemsize))
         return _config("column_loop", rows, max_tile("column_loop", rows) // rows)
     cols = max(cols, elements_per_block)
-    if cols > limit(problem, "whole_row", 1, unified_buffer).max_elements:
+    if cols > limit(problem, "whole_row", 1, unified_buffer).max_elements and not problem.whole_rows:
         return _config("column_loop", 1, max_tile("column_loop", 1))
     return _config("whole_row", tile_rows(max(1, max_tile("whole_row", 2) // cols)), cols)
 

@@ -56,7 +56,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
     gpu_problem = DeviceProblem(**asdict(problem), device=device, probe=candidates)
     if config is None:
         fit = functools.partial(_fit, gpu_problem)
-        fitted = candidates.choose(lambda: map(fit, (*_whole_rows(gpu_problem), *_column_loops(gpu_problem))), fit)
+        fitted = candidates.choose(lambda: map(fit, _configs(gpu_problem)), fit)
     else:
         fitted = _fit(replace(gpu_problem, probe=probe), config)
     if not fitted.occupancy:
@@ -103,6 +103,13 @@ def _count_programs(fitted: Compiled, tiles: int) -> tuple[int | None, str]:
         fits = "fits in the cache of" if programs * rows <= cache else "exceeds the cache of"
         explanation += f", and read twice: {programs} x {rows} = {programs * rows} bytes {fits} {cache}"
     return programs, explanation
+
+
+def _configs(problem: DeviceProblem) -> Iterator[KernelConfig]:
+    """Yields configurations in the order in which they are tried."""
+    yield from _whole_rows(problem)
+    if not problem.whole_rows:
+        yield from _column_loops(problem)
 
 
 def _whole_rows(problem: DeviceProblem) -> Iterator[KernelConfig]:

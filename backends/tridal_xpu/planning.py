@@ -63,7 +63,7 @@ def plan(
     candidates = Candidates(compiled, lambda config: _estimate(gpu_problem, config))
     gpu_problem = DeviceProblem(**asdict(problem), device=device, probe=candidates)
     if config is None:
-        fitted = candidates.choose(lambda: map(fit, (*_whole_rows(gpu_problem), *_column_loops(gpu_problem))), fit)
+        fitted = candidates.choose(lambda: map(fit, _configs(gpu_problem)), fit)
     else:
         gpu_problem = replace(gpu_problem, probe=compiled)
         fitted = fit(config)
@@ -104,6 +104,13 @@ def _count_programs(fitted: Compiled, tiles: int) -> tuple[int | None, str]:
     programs = count_programs(fitted.problem, tiles, device.cores * per_core)
     explanation = f"{programs} programs loop over the tiles, at most {per_core} per {device.core_name}, "
     return programs, explanation + f"with {per_core} x {in_flight} bytes in flight"
+
+
+def _configs(problem: DeviceProblem) -> Iterator[KernelConfig]:
+    """Yields configurations in the order in which they are tried."""
+    yield from _whole_rows(problem)
+    if not problem.whole_rows:
+        yield from _column_loops(problem)
 
 
 def _whole_rows(problem: DeviceProblem) -> Iterator[KernelConfig]:

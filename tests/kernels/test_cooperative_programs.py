@@ -53,7 +53,7 @@ def test_results_and_gradients_are_those_of_torch(sample: Sample, config: Kernel
     for actual, wanted in zip(found, expected, strict=True):
         # The loss is the sine of the results, so the rounding of a large log-probability changes its gradients.
         atol = 2e-5 * max(1.0, float(wanted.detach().abs().max()))
-        torch.testing.assert_close(actual.double(), wanted, rtol=1e-5, atol=atol)
+        torch.testing.assert_close(actual.double(), wanted.double(), rtol=1e-5, atol=atol)
 
 
 @EACH_CONFIG

@@ -12,6 +12,7 @@ from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 
 MEAN = Statistic("mean", "sum", term="element")
 SPREAD = Statistic("spread", "accurate_sum", term="square", rebase="shift_mean")
+TOP = Statistic("largest", "top", term="element")
 KERNEL = RowKernel(
     name="norm", module="norm", reads=("x",), statistics=(MEAN, SPREAD), writes=("normalize",), parameters=("eps",)
 )
@@ -34,8 +35,17 @@ def test_a_correct_declaration_has_no_fault() -> None:
          "kernel 'norm' adds 'other' to nothing: it writes no tensor with a number per element"),
         ({"added": "x"}, "kernel 'norm' uses one name for two things: x, eps, mean, spread, x"),
         ({"statistics": (MEAN, MEAN)}, "kernel 'norm' uses one name for two things: x, eps, mean, mean"),
+        ({"statistics": (TOP, replace(TOP, name="best"))},
+         "kernel 'norm': expected one statistic that is a 'top', found largest and best"),
+        ({"top_writes": ("best",)},
+         "kernel 'norm': top_writes are numbers of chosen elements: declare a statistic that is a 'top'"),
+        ({"top_reads": ("grad",)},
+         "kernel 'norm': top_reads are numbers of some columns: declare top_index, the indices of the columns"),
+        ({"statistics": (TOP,)}, "kernel 'norm': expected the constant TOP, the number of elements that are chosen"),
+        ({"top_index": "columns", "constants": (("TOP", 2),), "scale_mask": True},
+         "kernel 'norm': a kernel that chooses elements has no scale_mask"),
         ({"statistics": (replace(MEAN, reduce="mean"),)},
-         "kernel 'norm': unknown reduction 'mean' (known: max, sum, accurate_sum)"),
+         "kernel 'norm': unknown reduction 'mean' (known: max, sum, accurate_sum, top)"),
     ],
 )  # fmt: skip
 def test_problem_names_the_kernel_and_its_fault(changes: dict[str, Any], message: str) -> None:

@@ -19,6 +19,7 @@ DEVICE = DeviceProperties(
 PROBLEM = Problem(cols=781, inner=1823)
 INNER, FEW = replace(PROBLEM, layout="inner"), replace(PROBLEM, inner=10)
 NUMBERS = replace(PROBLEM, writes=(), row_writes=("float32",))
+TOP = replace(PROBLEM, whole_rows=True)
 WHOLE_ROW = LaunchPlan(KernelConfig("whole_row", 4, 1024), 20, "because")
 COLUMN_LOOP = LaunchPlan(KernelConfig("column_loop", 1, 256), 20, "because")
 COOPERATIVE = LaunchPlan(KernelConfig("cooperative", 1, 256, programs_per_row=4), 40, "because")
@@ -125,6 +126,11 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (WHOLE_ROW, {"lanes": 2}, {}, f"lanes = 2, {LANES}"),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, per_block=True)},
          "schedule = 'cooperative', expected another one: each block has programs of its own, so they may not be "),
+        # kernels that need whole rows
+        (COLUMN_LOOP, {}, {"problem": TOP}, "schedule = 'column_loop', expected 'whole_row', because a program has"),
+        (COOPERATIVE, {}, {"problem": TOP}, "schedule = 'cooperative', expected 'whole_row', because a program has"),
+        *((WHOLE_ROW, {name: True}, {"problem": TOP}, f"{name} = True, expected False, because a program has to hol")
+          for name in ("peel", "reload")),
         # column_loop
         (COLUMN_LOOP, {"reload": True}, {}, "reload = True, expected False, because 'column_loop' does not support it"),
         (COLUMN_LOOP, {"peel": True}, {}, PEELS),

@@ -214,6 +214,9 @@ class Problem:
     per_block: bool = False
     """Whether numbers per column belong to one of the `outer` blocks. A launch rounds the number of persistent programs
     down to a multiple of `blocks`, but each block has one."""
+    whole_rows: bool = False
+    """Whether a program has to hold whole rows, because it reduces them again and again. The schedule is then
+    "whole_row", without `peel` and `reload`."""
 
     @property
     def rows(self) -> int:
@@ -268,7 +271,7 @@ class Problem:
 
         If numbers per column belong to blocks, a launch may have more programs than are resident.
         """
-        return self.statistics <= 2 and self.accumulator == 4 and not self.per_block
+        return self.statistics <= 2 and self.accumulator == 4 and not (self.per_block or self.whole_rows)
 
     @property
     def vector(self) -> int:

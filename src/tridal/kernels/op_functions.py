@@ -9,10 +9,13 @@ term and for an output with a number per element, one of `reads`; for an output 
 - the tensors that the kernel reads, in terms, `writes` and `column_writes`; in `row_value` and `row_writes`, only those
   of `row_reads`;
 - the input `row_index`, in `row_value`, `writes`, `row_writes` and `column_writes`;
+- the tensors of `top_reads`, and the position in `top_index`, in terms, `writes` and `column_writes`;
+- all earlier statistics, in terms of kernels that choose elements. A program of such a kernel has whole rows, so that
+  these terms may reduce rows themselves;
 - `picked`, in `row_value` and `row_writes`: the element of the first tensor in the column that `row_index` gives;
 - `picked_<name>`, in `row_value` and `row_writes`: the number of the first tensor of `column_reads` for that column;
 - the kernel's constants, see `RowKernel.bind`;
-- `column`, in terms, `writes` and `column_writes`: the column of each element;
+- `column`, in terms, `writes`, `column_writes` and `top_writes`: the column of each element;
 - `in_bounds`, in terms of later statistics: whether each element is one of the tensor, and not beyond the end of a row
   or beyond the last row. Kernels with `neutral_padding` need it if a term of padding is not zero;
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
@@ -56,7 +59,7 @@ def op_functions(kernel: RowKernel) -> Iterator[OpFunction]:
         yield OpFunction("term", statistic.term, number)
         if statistic.rebase is not None:
             yield OpFunction("rebase", statistic.rebase, number)
-    for role in ("row_value", "writes", "row_writes", "column_writes"):
+    for role in ("row_value", "writes", "row_writes", "top_writes", "column_writes"):
         yield from (OpFunction(role, name) for name in kernel.named(role))
 
 
@@ -78,14 +81,17 @@ def triton_functions(kernel: RowKernel) -> list[Any]:
 
 def parameters_of(kernel: RowKernel, function: OpFunction) -> set[str]:
     """Names what a function may declare."""
-    role, statistics = function.role, [statistic.name for statistic in kernel.statistics]
+    role = function.role
+    statistics = [statistic.name for statistic in kernel.statistics if statistic.reduce != "top"]
     first, parts = statistics[:1], [f"part_{name}" for name in statistics[:1]]
     index, value = kernel.named("row_index"), kernel.named("row_value")
     picked = ["picked", *(f"picked_{name}" for name in kernel.column_reads[:1])]
     element = [*kernel.reads, *kernel.column_reads, *kernel.row_reads, "column", "AXIS", "EXP2_BIAS"]
+    element += [*kernel.top_reads, *kernel.named("top_index")]
     of_row = [*kernel.row_reads, *index, *picked, *statistics, "count"]
     if role == "term":
-        later = [*first, "count", "in_bounds", "UNNORMALIZED", "GUARD"] if function.statistic else []
+        earlier = [s.name for s in kernel.statistics[: function.statistic]] if kernel.whole_rows else first
+        later = [*earlier, "count", "in_bounds", "UNNORMALIZED", "GUARD"] if function.statistic else []
         known = [*element, *later]
     elif role == "rebase":
         known = [*statistics[: function.statistic + 1], *parts, "count", "part_count", "EXP2_BIAS"]
@@ -172,6 +178,7 @@ def constants_of(kernel: RowKernel) -> dict[str, Any]:
         "NEUTRAL_PADDING": kernel.neutral_padding,
         "MASKS_TERMS": not kernel.neutral_padding
         or "in_bounds" in declared
+        or kernel.whole_rows
         or not of_sums.isdisjoint(kernel.column_reads),
     }
 
@@ -190,7 +197,7 @@ def _check_column_terms(kernel: RowKernel, arguments: dict[OpFunction, list[str]
 
 def _check_rebase(kernel: RowKernel, arguments: dict[OpFunction, list[str]]) -> None:
     """Raises PluginError if a later term uses a number of a part of a row, and no function adapts its sum."""
-    for function, names in arguments.items():
+    for function, names in arguments.items() if not kernel.whole_rows else ():  # else, rows have no parts
         statistic = kernel.statistics[function.statistic] if function.role == "term" and function.statistic else None
         if statistic is None or statistic.rebase is not None:
             continue

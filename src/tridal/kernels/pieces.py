@@ -16,6 +16,7 @@ from tridal.kernels.row_kernel import Statistic
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.text import Text
 from tridal.kernels.text_plan import Area, TextPlan, times
+from tridal.kernels.top_tensors import choose
 
 
 class Writer(Text):
@@ -188,10 +189,10 @@ class Writer(Text):
 
     def _row_load(self, at: str, also: str = "") -> str:
         """Writes the load of a number per row."""
-        mask = self._row_mask(also)
+        mask = self.row_mask(also)
         return f"tl.load({at}{mask}{', other=0' if mask else ''})"
 
-    def _row_mask(self, also: str) -> str:
+    def row_mask(self, also: str) -> str:
         """Writes the mask of an access to a number per row. The only row of a tile is always in bounds."""
         rows = ["row_in_bounds"] * (self.plan.rows > 1)
         also = f"({also})" if rows and " " in also else also
@@ -214,15 +215,22 @@ class Writer(Text):
     def write_term(self, statistic: Statistic, area: Area, other: Mapping[str, str] | None = None) -> str:
         """Writes the term of a statistic and returns its variable. A term out of bounds is neutral."""
         name = self.write_call("term", statistic.term, area, self.kernel.statistics.index(statistic), other)
+        if statistic.reduce == "top":  # `top_columns` masks it: a term of padding may be the largest one
+            return name
         neutral = '-float("inf")' if statistic.reduce == "max" else "0.0"
         return name if self.plan.neutral_padding else f"tl.where({area('in_bounds')}, {name}, {neutral})"
 
     def statistics(self, statistics: Iterable[Statistic]) -> None:
-        """Computes statistics of the body and of the edges of a tile, and merges them."""
-        for s in statistics:
-            for area in self.plan.areas:
+        """Computes statistics of the body and of the edges of a tile, and merges them; or of the chosen elements."""
+        statistics, areas = [*statistics], self.plan.areas
+        for number, s in enumerate(statistics):
+            if s.reduce == "top":
+                choose(self, s, statistics[number + 1 :])
+                areas = (self.plan.top_area,)
+                continue
+            for area in areas:
                 value = self.reduced(self.write_term(s, area), s.reduce, area)
-                self("STATISTIC = VALUE", STATISTIC=area(s.name), VALUE=value)
+                self("STATISTIC = VALUE", STATISTIC=s.name if area is self.plan.top_area else area(s.name), VALUE=value)
             if self.plan.peel:
                 self(merged(s.reduce, s.name, f"{s.name}_edge"))
 
@@ -253,7 +261,7 @@ class Writer(Text):
 
     def store_rows(self) -> None:
         """Stores numbers per row. The first program of a row stores them."""
-        mask = self._row_mask("rank == 0" if self.plan.rank else "")
+        mask = self.row_mask("rank == 0" if self.plan.rank else "")
         for name in self.kernel.row_writes:
             value = name if name == self.kernel.row_value else self.write_call("row_writes", name)
             self(f"tl.store({self.plan.row_at(f'{name}_per_row')}, VALUE{mask})", VALUE=value)

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
+Reduction: TypeAlias = Literal["max", "sum", "accurate_sum", "top"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MAX_LIVE_TILES = 16
 TENSORS = {
-    "writes": "result", "row_writes": "per_row", "column_writes": "sums", "reads": "ptr", "added": "ptr",
-    "row_reads": "ptr", "row_index": "ptr", "column_reads": "ptr",
+    "writes": "result", "row_writes": "per_row", "top_writes": "per_top", "column_writes": "sums", "reads": "ptr",
+    "added": "ptr", "row_reads": "ptr", "row_index": "ptr", "top_reads": "ptr", "top_index": "ptr",
+    "column_reads": "ptr",
 }  # fmt: skip
 """The fields of `RowKernel` that name tensors, in the order of a kernel's arguments, and the ends of their names."""
+OUTPUTS = tuple(TENSORS)[:4]
+"""Those of them that name outputs."""
 _caches: list[Any] = []
 
 
@@ -38,7 +41,10 @@ class Statistic:
     Attributes:
         name: functions that run after the statistic get it by this name.
         reduce: "max", "sum", or "accurate_sum", a sum that rounds less often. "max" may ignore NaN, as `tl.max` does,
-            so another number has to be NaN for a row with NaN, for example a sum.
+            so another number has to be NaN for a row with NaN, for example a sum. "top" chooses the TOP largest terms
+            of a row in descending order, where TOP is a constant of the kernel. Its result is no number per row: terms
+            of later statistics, and `RowKernel.top_writes`, get the chosen elements instead of all elements of the row.
+            Of equal terms, the one in the lower column comes first. NaN is the largest term.
         term: name of the Triton function that computes the term, or of the tensor of `reads` that is the term.
         rebase: name of a Triton function. A later statistic needs it if its term uses the first statistic or `count`.
             The function gets the later statistic of a part of a row, and returns what it would be if its terms had used
@@ -72,9 +78,15 @@ class RowKernel:
             once per row also get `picked`: the element of the first tensor in that column, or NaN if there is no such
             column. They get ``picked_<name>``, too: the number that the first of `column_reads` has for that column, or
             zero.
+        top_reads: names of the inputs with TOP numbers per row, one for each column in `top_index`. They are
+            contiguous. Functions get a number per element: that of the element's column, or zero.
+        top_index: name of an input with TOP column indices per row, in int64. It is contiguous. Functions get by this
+            name the position of each element's column among them, or TOP.
         column_reads: names of the inputs with a number per column, for example a weight. They are contiguous.
         row_writes: for each output with a number per row: the name of its Triton function, or of the statistic that it
             is. The outputs are contiguous.
+        top_writes: for each output with TOP numbers per row: the name of the Triton function of a chosen element. The
+            outputs are contiguous.
         column_writes: for each output with a number per column: the name of the Triton function of its term. The output
             is the sum of the term over all rows, in the accumulator's dtype. Each group of programs that compute the
             same rows writes one row of partial sums, so the tensor has `LaunchPlan.groups` rows; it is contiguous.
@@ -108,8 +120,11 @@ class RowKernel:
     added: str | None = None
     row_reads: tuple[str, ...] = ()
     row_index: str | None = None
+    top_reads: tuple[str, ...] = ()
+    top_index: str | None = None
     column_reads: tuple[str, ...] = ()
     row_writes: tuple[str, ...] = ()
+    top_writes: tuple[str, ...] = ()
     column_writes: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     padding: float = 0.0
@@ -130,9 +145,9 @@ class RowKernel:
         Equal arguments give the same kernel.
         """
         bound: dict[str, Any] = {"constants": (*self.constants, *constants.items())}
-        for field in ("reads", "row_reads", "column_reads", "parameters"):
+        for field in ("reads", "row_reads", "top_reads", "column_reads", "parameters"):
             bound[field] = tuple(name for name in getattr(self, field) if name not in constants)
-        for field in ("added", "row_index"):
+        for field in ("added", "row_index", "top_index"):
             bound[field] = None if getattr(self, field) in constants else getattr(self, field)
         return _changed(self, **bound)
 
@@ -151,8 +166,7 @@ class RowKernel:
 
     def writing(self, *names: str) -> RowKernel:
         """Removes the outputs that are not named. Equal arguments give the same kernel."""
-        fields = ("writes", "row_writes", "column_writes")
-        kept: dict[str, Any] = {field: tuple(n for n in getattr(self, field) if n in names) for field in fields}
+        kept: dict[str, Any] = {field: tuple(n for n in getattr(self, field) if n in names) for field in OUTPUTS}
         return _changed(self, added=self.added if kept["writes"] else None, **kept)
 
     def with_strides(self, groups: tuple[tuple[str, str], ...], split: bool = False) -> RowKernel:
@@ -164,6 +178,21 @@ class RowKernel:
         """Number of passes over a row, see `Problem.passes`."""
         written = bool(self.writes or self.column_writes)
         return bool(self.statistics) + written + any(statistic.rebase is not None for statistic in self.statistics)
+
+    @property
+    def top(self) -> int:
+        """The number of elements of a row that are chosen, or 0."""
+        return int(dict(self.constants).get("TOP", 0))
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether each row needs a program that holds all of it, see `Problem.whole_rows`."""
+        return self.top_index is not None or any(statistic.reduce == "top" for statistic in self.statistics)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs, in order."""
+        return tuple(name for names in self.tensors[: len(OUTPUTS)] for name in names)
 
     @property
     def tensors(self) -> tuple[tuple[str, ...], ...]:
@@ -178,7 +207,7 @@ class RowKernel:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the tensors that the kernel reads, in order."""
-        return tuple(name for names in self.tensors[3:] for name in names)
+        return tuple(name for names in self.tensors[len(OUTPUTS) :] for name in names)
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -193,8 +222,9 @@ class RowKernel:
     @property
     def names(self) -> list[str]:
         """The names of inputs, parameters, statistics, the row value and constants."""
-        names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in self.statistics)]
-        names += [name for field in ("row_value", "row_index", "added") for name in self.named(field)]
+        names = [*self.reads, *self.row_reads, *self.top_reads, *self.column_reads, *self.parameters]
+        names += [statistic.name for statistic in self.statistics]
+        names += [n for field in ("row_value", "row_index", "top_index", "added") for n in self.named(field)]
         return names + [name for name, _ in self.constants]
 
     def fault(self) -> str | None:
@@ -203,18 +233,35 @@ class RowKernel:
         if type(self.live_tiles) is not int or not 1 <= self.live_tiles <= MAX_LIVE_TILES:
             wanted = f"expected an integer from 1 to {MAX_LIVE_TILES}"
             return f"kernel {self.name!r}: live_tiles: {wanted}, found {self.live_tiles!r}"
-        if not self.reads or not (self.writes or self.row_writes):
+        if not self.reads or not (self.writes or self.row_writes or self.top_writes):
             return f"kernel {self.name!r} needs a tensor to read, and one to write with a number per element or per row"
         if self.added is not None and not self.writes:
             return f"kernel {self.name!r} adds {self.added!r} to nothing: it writes no tensor with a number per element"
         if any(statistic.rebase is not None for statistic in statistics[:1]):
             return f"kernel {self.name!r}: the first statistic has no rebase, because its term uses no other statistic"
-        for names in (self.names, self.writes, self.row_writes, self.column_writes):
+        if fault := self._top_fault():
+            return f"kernel {self.name!r}: {fault}"
+        for names in (self.names, *self.tensors[: len(OUTPUTS)]):
             if len(set(names)) < len(names):
                 return f"kernel {self.name!r} uses one name for two things: {', '.join(names)}"
         unknown = [s.reduce for s in statistics if s.reduce not in get_args(Reduction)]
         if unknown:
             return f"kernel {self.name!r}: unknown reduction {unknown[0]!r} (known: {', '.join(get_args(Reduction))})"
+        return None
+
+    def _top_fault(self) -> str | None:
+        """Returns a fault in what has TOP numbers per row, or None."""
+        tops = [statistic.name for statistic in self.statistics if statistic.reduce == "top"]
+        if len(tops) > 1:
+            return f"expected one statistic that is a 'top', found {' and '.join(tops)}"
+        if self.top_writes and not tops:
+            return "top_writes are numbers of chosen elements: declare a statistic that is a 'top'"
+        if self.top_reads and self.top_index is None:
+            return "top_reads are numbers of some columns: declare top_index, the indices of the columns"
+        if self.whole_rows and "TOP" not in dict(self.constants):
+            return "expected the constant TOP, the number of elements that are chosen"
+        if self.whole_rows and self.scale_mask:
+            return "a kernel that chooses elements has no scale_mask"
         return None
 
 

@@ -10,13 +10,13 @@ from tridal.kernels.row_kernel import RowKernel, Statistic
 
 OUTPUTS = "writes", "column_writes"
 """The roles of functions that compute outputs."""
-AFTER_STATISTICS = "row_value", "row_writes", *OUTPUTS
+AFTER_STATISTICS = "row_value", "row_writes", "top_writes", *OUTPUTS
 """The roles of functions that use the finished statistics."""
 _ACCUMULATOR = {"fp32": "tl.float32", "fp64": "tl.float64"}
 
 
 class Area(NamedTuple):
-    """An area of a tile: its body, the unaligned heads and tails of its rows, or a chunk of a row.
+    """An area of a tile: its body, the unaligned heads and tails of its rows, a chunk of a row, or chosen elements.
 
     Heads and tails are a small tile [2 * VECTOR, ROWS]. Variables of an area have its suffix.
     """
@@ -69,12 +69,15 @@ class TextPlan:
         self.int64 = ".to(tl.int64)" if self.int64_offsets else ""
         self.exchange = bool(self.rank and kernel.statistics)
         self.body, self.edge, self.chunk = Area("", self.axis), Area("_edge", 0), Area("_chunk", self.axis)
+        self.top_area = Area("_top", self.axis)
         self.areas = (self.body, self.edge) if self.peel else (self.body,)
         self.functions = declared_by(kernel)
         self.all_used = self.used(*{function.role for function in self.functions}) | {kernel.added or ""}
         """The names that functions of any role declare."""
         self.has_index = bool(kernel.row_index in self.all_used or self.picks or self.picks_column)
-        self.has_rows = bool(self.has_index or kernel.row_writes or not self.all_used.isdisjoint(kernel.row_reads))
+        self.has_top = bool(kernel.top_writes or kernel.top_index)
+        self.has_rows = bool(self.has_index or self.has_top or kernel.row_writes)
+        self.has_rows = self.has_rows or not self.all_used.isdisjoint(kernel.row_reads)
         self.stride_groups = {f"{kernel.reads[0]}_ptr": "in", **dict(kernel.stride_groups)}
         self.body_length = f"(cols - head) // {self.vector} * {self.vector}" if self.peel else "cols"
         self.begins = bool(self.peel or self.rank or loops)
@@ -92,6 +95,7 @@ class TextPlan:
             "BODY_LENGTH": self.body_length,
             "INT64": self.int64,
             "PADDING": literal(float(self.padding)),
+            "TOP": kernel.top,
             "TILES": "outer * inner" if self.rows == 1 else f"outer * tl.cdiv(inner, {self.rows})",
             "TILES_OF_BLOCK": "inner" if self.rows == 1 else f"tl.cdiv(inner, {self.rows})",
             "VECTORS": self.vector if self.rows == 1 else [self.vector] * 2,
@@ -124,7 +128,9 @@ class TextPlan:
             other: other variables than those of the same name.
         """
         area, k = area or self.body, self.kernel
-        values = {name: area(name) for name in (*k.reads, *k.column_reads, "in_bounds")} | {"column": self.column(area)}
+        values = {name: area(name) for name in (*k.reads, *k.column_reads, *k.top_reads, "in_bounds")} | {
+            "column": self.column(area)
+        }
         values |= {name: self.number(f"{name}_number") for name in k.parameters}
         for constant, value in k.constants:
             values |= {constant: f"tl.{value}" if constant.endswith("_DTYPE") else literal(value)}
@@ -175,8 +181,8 @@ class TextPlan:
         inner, col = self.number(f"{group}_inner"), self.number(f"{group}_col")
         text = f"{pointer} + {group}_row"
         rows = [times("rows_edge" if area is self.edge else "rows", inner)] * (self.rows > 1)
-        if area is self.edge:
-            return " + ".join([text, *rows, times("column_edge", col)])
+        if area in (self.edge, self.top_area):
+            return " + ".join([text, *rows, times(area("column"), col)])
         step = f"({col} + zero)" if self.hides_stride else col
         if self.begins or area is self.chunk:
             rows.append(times(area("begin"), "1" if col == "1" else f"{step}.to(tl.int64)"))
@@ -196,7 +202,17 @@ class TextPlan:
 
     def row_at(self, pointer: str) -> str:
         """Writes pointers to the numbers of a tile's rows in a tensor with a number per row."""
-        return f"{pointer} + row_at + {times('row_index', self.number('row_inner'))}"
+        return f"{pointer} + {self.row_number}"
+
+    @property
+    def row_number(self) -> str:
+        """Writes the numbers of a tile's rows, in the order of tensors with a number per row."""
+        return f"row_at + {times('row_index', self.number('row_inner'))}"
+
+    @property
+    def shape(self) -> list[Any]:
+        """The shape of a tile."""
+        return [self.rows, self.cols] if self.axis else [self.cols, self.rows]
 
     def column(self, area: Area) -> str:
         """The variable that holds the column of each element."""

@@ -14,7 +14,7 @@ def trial(w: Writer) -> None:
     whole = p.axis == 1 and not p.constants["PARTS"]
     p.flags = {"UNNORMALIZED": whole, "REFINE": whole, "GUARD": not whole}
     p.exchange, p.arguments = True, frozenset(f"{name}_number" for name in k.parameters)
-    statistics, first = [statistic.name for statistic in k.statistics], [s.name for s in k.statistics[:1]]
+    statistics, first = [s.name for s in k.statistics if s.reduce != "top"], [s.name for s in k.statistics[:1]]
     part_first = [f"part_{name}" for name in first]
     own = "row" if p.constants["PARTS"] else "number"  # of each part
 
@@ -36,13 +36,15 @@ def trial(w: Writer) -> None:
         tile = ROW + column.to(ACC)
         number = tl.sum(row, 0)
         in_bounds = tile > 0""", COLUMN=p.body.along(f"tl.arange(0, {p.cols})"), ROW=p.body.across("row"))  # fmt: skip
-    assign("tile", *k.reads)
+    assign("tile", *k.reads, *k.top_reads)
+    assign(f"tl.zeros({p.shape}, tl.int32)", *k.named("top_index"))
     assign("row", "picked", *k.row_reads, *(f"picked_{name}" for name in k.column_reads[:1]))
     assign("column.to(ACC)", *k.column_reads)
     assign("number", *p.arguments)
     assign(f"tl.arange(0, {p.rows})", *k.named("row_index"))
     report("term", "tile", later=False)
     assign("row", *first, *part_first)
+    assign("row", *statistics[1:] * k.whole_rows)
     assign(own, "count")
     report("term", "tile", later=True)
     assign("row", *statistics[1:])
@@ -65,4 +67,5 @@ def trial(w: Writer) -> None:
     w.row_value()
     report("row_writes", "row")
     report("writes", "tile")
+    report("top_writes", "tile")
     report("column_writes", "tile")

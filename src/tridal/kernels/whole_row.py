@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator
 
 from tridal.kernels.pieces import Writer
 from tridal.kernels.text_plan import AFTER_STATISTICS, OUTPUTS, TextPlan, times
+from tridal.kernels.top_tensors import load_top, store_top
 
 CHUNKS = 4
 
@@ -47,6 +48,7 @@ def whole_row(w: Writer) -> None:
         w.edges()
         w.load_rows(p.all_used)
         w.pick()
+        load_top(w)
         count(w)
         passes = [[s for s in k.statistics if not s.rebase], [s for s in k.statistics if s.rebase]]
         passes = [statistics for statistics in passes if statistics]
@@ -59,6 +61,7 @@ def whole_row(w: Writer) -> None:
             exchange(w)
         w.row_value()
         w.store_rows()
+        store_top(w)
         if in_chunks(p):
             outputs_in_chunks(w)
         elif k.writes or k.column_writes:
@@ -235,9 +238,8 @@ def outputs_in_chunks(w: Writer) -> None:
 
 def zero_sums(w: Writer) -> None:
     """The sums over rows before the first tile."""
-    shape = f"[{w.plan.rows}, {w.plan.cols}]" if w.plan.axis else f"[{w.plan.cols}, {w.plan.rows}]"
     for name in w.kernel.column_writes:
-        w(f"sum_of_{name} = tl.zeros({shape}, ACC)")
+        w(f"sum_of_{name} = tl.zeros({w.plan.shape}, ACC)")
 
 
 def add_to_sums(w: Writer) -> None:

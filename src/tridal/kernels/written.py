@@ -16,8 +16,11 @@ from tridal.kernels.trial import trial
 from tridal.kernels.whole_row import whole_row
 
 _SCHEDULES: dict[str, Callable[[Writer], None]] = {"whole_row": whole_row, "column_loop": column_loop, "trial": trial}
-_HELPERS = {"exchange": "collect", "tile_counter": "release_group", "row_index": "narrow_index", "lanes": "split_lanes"}
-"""A file of this folder, and a function of it that is called wherever one of its functions is."""
+_HELPERS = {
+    "exchange": {"collect"}, "tile_counter": {"release_group"}, "row_index": {"narrow_index"}, "lanes": {"split_lanes"},
+    "top": {"top_columns"},
+}  # fmt: skip
+"""A file of this folder, and functions of it, one of which is called wherever the file is needed."""
 
 
 class WrittenKernel:
@@ -53,7 +56,9 @@ class WrittenKernel:
             start(f'"""{kernel.name}, by the schedule {schedule}."""')
         self.text = str(start) + str(writer)
         self.helpers = {
-            file: helper_text(file, tuple(plan.rebase_numbers)) for file, f in _HELPERS.items() if f in used
+            file: helper_text(file, tuple(plan.rebase_numbers))
+            for file, functions in _HELPERS.items()
+            if functions & used
         }
         capitals = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", "".join(self.helpers.values())))
         self.constants = {name: value for name, value in plan.constants.items() if name in capitals | {"report"}}

@@ -11,9 +11,12 @@ import torch
 
 from tridal.ops.row_reduce import accumulator
 
-Role: TypeAlias = Literal["element", "row", "column", "block", "index", "number", "mask", "whole"]
+Role: TypeAlias = Literal[
+    "element", "row", "column", "block", "index", "top", "top_index", "number", "mask", "whole"
+]  # fmt: skip
 """What a tensor holds: a number per element, per row, per column, per column and block of rows, a column index per row,
-one number of all rows, a mask that is broadcast to the elements, or something else ("whole")."""
+k numbers or column indices per row, where k is an argument of the op, one number of all rows, a mask that is broadcast
+to the elements, or something else ("whole")."""
 Named: TypeAlias = Mapping[str, Any]
 """The arguments of a call by name."""
 RoleOf: TypeAlias = Role | Callable[[Named], Role]

@@ -29,11 +29,12 @@ def kernel_tensors(signature: Signature, blocks: tuple[str, ...] = ()) -> Kernel
     groups = (
         ([position for position in elements if position not in added], kernel.reads), (added, (kernel.added,)),
         (signature.with_role("row"), kernel.row_reads), (signature.with_role("index"), (kernel.row_index,)),
+        (signature.with_role("top"), kernel.top_reads), (signature.with_role("top_index"), (kernel.top_index,)),
         (signature.with_role("column"), kernel.column_reads),
     )  # fmt: skip
     inputs = [(p, str(name)) for positions, names in groups for p, name in zip(positions, names, strict=False)]
-    written = zip(("element", "row", "column"), (kernel.writes, kernel.row_writes, kernel.column_writes), strict=True)
-    roles = [result.role for result in signature.results]
+    written = zip(("element", "row", "top", "column"), kernel.tensors, strict=False)
+    roles = ["top" if result.role == "top_index" else result.role for result in signature.results]
     indices: dict[Any, list[int]] = {}
     for index, role in enumerate(roles):
         indices.setdefault(role, []).append(index)

@@ -193,8 +193,8 @@ def _kernel_faults(signature: Signature) -> Iterator[str]:
     """Yields where the tensors and parameters of a kernel differ from the arguments and results of its signature."""
     kernel = signature.kernel
     assert kernel is not None
-    added, index = (() if name is None else (name,) for name in (kernel.added, kernel.row_index))
-    reads = {"element": (*kernel.reads, *added), "row": kernel.row_reads, "index": index, "column": kernel.column_reads}
+    reads = {"element": (*kernel.reads, *kernel.named("added")), "row": kernel.row_reads, "column": kernel.column_reads}
+    reads |= {"index": kernel.named("row_index"), "top": kernel.top_reads, "top_index": kernel.named("top_index")}
     writes = {"element": kernel.writes, "row": kernel.row_writes, "column": kernel.column_writes}
     for what, given, items in (("reads", reads, signature.arguments), ("writes", writes, signature.results)):
         for role, names in given.items():

@@ -20,7 +20,7 @@ from tridal.devices.types import (
 )
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, TridalError, UnknownDeviceError, nearest
 from tridal.kernels.function_errors import reason
-from tridal.kernels.row_kernel import RowKernel
+from tridal.kernels.row_kernel import TENSORS, RowKernel
 from tridal.ops import table
 from tridal.ops.kernel_tensors import kernel_tensors
 from tridal.runtime import compiler, launch
@@ -232,5 +232,6 @@ def tensor_dtypes(kernel: RowKernel, dtype: str) -> tuple[str, ...]:
     What a kernel computes once per row, or sums over rows, has the accumulator's dtype.
     """
     accumulator = "float64" if dtype == "float64" else "float32"
-    kinds = (dtype, accumulator, accumulator, dtype, dtype, accumulator, "int64", dtype)
-    return tuple(kind for names, kind in zip(kernel.tensors, kinds, strict=True) for _ in names)
+    kinds = dict.fromkeys(TENSORS, dtype) | dict.fromkeys(("row_writes", "column_writes", "row_reads"), accumulator)
+    kinds |= dict.fromkeys(("row_index", "top_index"), "int64")
+    return tuple(kinds[field] for field, names in zip(TENSORS, kernel.tensors, strict=True) for _ in names)

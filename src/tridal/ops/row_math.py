@@ -170,7 +170,9 @@ def _call(
             return tensor
         if role in ("element", "block"):
             return rows.flat(tensor if cast is None else tensor.to(cast)).to(wide)
-        tensor = tensor if role == "index" else tensor.to(wide)
+        tensor = tensor if role in ("index", "top_index") else tensor.to(wide)
+        if role in ("top", "top_index"):
+            return tensor
         if role in ("index", "row"):
             shape = shapes["row"]
             return (tensor if tensor.shape == shape else tensor.reshape(shape)).unsqueeze(rows.first)

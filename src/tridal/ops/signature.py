@@ -43,13 +43,18 @@ class Rows(NamedTuple):
         """Returns the shape of a tensor with a number per column."""
         return tuple(shape[self.first : self.first + self.dims])
 
-    def shapes(self, shape: torch.Size) -> dict[Any, tuple[int, ...]]:
-        """Returns the shapes of tensors by role, from that of a tensor with a number per element."""
+    def shapes(self, shape: torch.Size, k: int = 0) -> dict[Any, tuple[int, ...]]:
+        """Returns the shapes of tensors by role, from that of a tensor with a number per element.
+
+        Tensors with k numbers per row have them in the last dim.
+        """
         per_row = (*shape[: self.first], *shape[self.first + self.dims :])
         return {
             "element": tuple(shape),
             "row": per_row,
             "index": per_row,
+            "top": (*per_row, k),
+            "top_index": (*per_row, k),
             "column": self.per_column(shape),
             "number": (),
         }
@@ -230,7 +235,7 @@ class Arguments:
     def shapes(self) -> dict[Any, tuple[int, ...]]:
         """The shapes of tensors by role."""
         block = self.block_shape
-        return self.rows.shapes(self.main.shape) | ({} if block is None else {"block": block})
+        return self.rows.shapes(self.main.shape, self.named.get("k", 0)) | ({} if block is None else {"block": block})
 
     @property
     def cast(self) -> torch.dtype | None:
@@ -254,6 +259,8 @@ class Arguments:
             return self.sum_dtype
         if result.dtype is not None:
             return result.dtype if isinstance(result.dtype, torch.dtype) else result.dtype(self.named)
+        if result.role == "top_index":
+            return torch.int64
         if result.role == "whole" and result.new is not None and not self.lacks(index):
             return result.new(self.named).dtype
         if result.role != "element":

@@ -55,7 +55,8 @@ def bind_kernel(
     index, invariant = context.index, context.settings.batch_invariant
     few_rows = 0 if invariant or in_order or kernel.per_block else FEW_ROWS
     others = () if groups is None else groups.others
-    splits = few_rows > 0 and not (kernel.row_reads or kernel.row_writes or kernel.row_index)
+    of_rows = kernel.row_reads or kernel.row_writes or kernel.row_index or kernel.whole_rows
+    splits = few_rows > 0 and not of_rows
     separate = next((d for d in range(block_dims, dim) if source.shape[d] > 1), None) if kernel.per_block else None
     layout = row_layout(source.shape, source.stride(), dim, few_rows, others, splits, separate)
     if kernel.per_block and layout is not None and layout.outer != math.prod(source.shape[:block_dims]):
@@ -123,7 +124,7 @@ def computes_elements_alone(kernel: RowKernel) -> bool:
     Raises:
         PluginError: see `triton_functions`.
     """
-    of_rows = kernel.statistics or kernel.row_reads or kernel.row_index or kernel.row_writes
+    of_rows = kernel.statistics or kernel.row_reads or kernel.row_index or kernel.row_writes or kernel.whole_rows
     if of_rows or kernel.column_reads or kernel.column_writes:
         return False
     declared = {name for function in triton_functions(kernel) for name in function.arg_names}

@@ -70,6 +70,11 @@ def _config_faults(backend: Backend, problem: Problem, config: KernelConfig) -> 
 
 def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _Faults:
     """Checks what the backend declares, and which schedules, features and dtypes go together."""
+    if problem.whole_rows and config.schedule != "whole_row":
+        yield "schedule", config.schedule, "'whole_row', because a program has to hold whole rows"
+    for feature in ("peel", "reload"):
+        if problem.whole_rows and getattr(config, feature):
+            yield feature, True, "False, because a program has to hold whole rows, with all of their elements"
     schedule, declared = config.schedule, f"one of the backend's `schedules`: {', '.join(sorted(backend.schedules))}"
     if schedule not in backend.schedules:
         yield "schedule", schedule, declared

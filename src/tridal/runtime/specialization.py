@@ -92,7 +92,9 @@ class KernelCall:
         """The problem with rounded numbers of rows. `aligned` follows from the real sizes of the call."""
         kernel, layout, remaining = self.kernel, self.layout, iter(self.dtypes)
         dtypes = {field: tuple(itertools.islice(remaining, len(kernel.named(field)))) for field in TENSORS}
-        del dtypes["row_index"]
+        del dtypes["row_index"], dtypes["top_index"]
+        for of_slots, of_rows in (("top_reads", "row_reads"), ("top_writes", "row_writes")):
+            dtypes[of_rows] += dtypes.pop(of_slots)
         units = _UNIT_STRIDES[layout.layout]
         strides = itertools.chain(*layout.groups)
         lengths = [value for name, value in zip(STRIDES, strides, strict=False) if name not in units]
@@ -110,6 +112,7 @@ class KernelCall:
             layout=layout.layout,
             aligned=not any(length % ALIGNMENT for length in lengths),
             scale_mask=self.scale_mask != NO_SCALE_MASK,
+            whole_rows=kernel.whole_rows,
         )
 
     @functools.cached_property
@@ -142,7 +145,7 @@ class KernelCall:
         The tile holds each of them, and each fills more than half of it. They have the same divisibility by 16.
         """
         layout = self.layout
-        one_tile = config.schedule == "whole_row" and not config.peel
+        one_tile = config.schedule == "whole_row" and not (config.peel or self.kernel.whole_rows)
         if layout.rows > 1 or layout.layout != "row" or self.scale_mask != NO_SCALE_MASK or not one_tile:
             return None
         first, last = config.cols // 2 + 1, config.cols
@@ -153,7 +156,7 @@ class KernelCall:
     @property
     def _has_row_tensors(self) -> bool:
         kernel = self.kernel
-        return bool(kernel.row_reads or kernel.row_writes or kernel.row_index)
+        return bool(kernel.row_reads or kernel.row_writes or kernel.row_index or kernel.whole_rows)
 
     def _misalignments(self) -> list[int]:
         """Counts the elements from a vector boundary to the first row of each tensor with a number per element.

@@ -114,7 +114,8 @@ def _math_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | No
         if role is None:
             continue
         expected = dtype if dtypes[result.name].is_floating_point else dtypes[result.name]
-        if (fault := _fault("reference", tensor, x, role, expected)) is not None:
+        shape = {**call.bound.shapes, "row": (*x.shape[:-1], 1)}.get(role, tuple(x.shape))
+        if (fault := _fault("reference", tensor, x, shape, expected)) is not None:
             return fault
     if len(found) != len(op.results):
         return f"the reference returned {len(found)} tensors: expected {len(op.results)}, one for each result"
@@ -128,7 +129,7 @@ def _math_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | No
     grads = [make_values("normal", tuple(call.found[n].shape), -1, seed=i + 1) for i, n in enumerate(call.given)]
     for tensor in row_math.raw_gradients(op, *call.gradient_arguments([grad.to(dtype) for grad in grads], dtype)):
         if (tensor is not None or op.steps is None) and (
-            fault := _fault("gradient", tensor, x, "element", dtype)
+            fault := _fault("gradient", tensor, x, tuple(x.shape), dtype)
         ) is not None:
             return fault
     if dtype is not torch.float64:
@@ -152,11 +153,12 @@ def _errors(call: Call, exact: Named, grads: list[torch.Tensor]) -> dict[str, fl
     return {n: float((found[n] - tensor).abs().max() / tensor.abs().max()) for n, tensor in exact.items()}
 
 
-def _fault(function: str, found: object, x: torch.Tensor, role: Any, dtype: torch.dtype) -> str | None:
+def _fault(
+    function: str, found: object, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> str | None:  # fmt: skip
     """Why a result has the wrong shape or dtype, or None."""
     if not isinstance(found, torch.Tensor):
         return f"the {function} returned a {type(found).__name__}: expected a tensor"
-    shape = {"row": (*x.shape[:-1], 1), "number": ()}.get(role, tuple(x.shape))
     if tuple(found.shape) != shape or found.dtype is not dtype:
         same = dtype is x.dtype and shape == tuple(x.shape)
         return (

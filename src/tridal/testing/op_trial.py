@@ -29,7 +29,7 @@ _HINT = (
     f"first; a number per row has the shape ({ROWS},): expand it with tl.expand_dims(number, AXIS)"
 )
 _STATISTICS = ("term", "rebase")
-_BROADCAST = ("writes", "row_value", "row_writes")
+_BROADCAST = ("writes", "row_value", "row_writes", "top_writes")
 
 
 @cached_by_functions
@@ -54,7 +54,7 @@ def try_functions(kernel: RowKernel) -> None:
     import numpy
 
     triton = compiler.import_triton()
-    for trial in _TRIALS:
+    for trial in _TRIALS[:2] if kernel.whole_rows else _TRIALS:
         constants = (*_PLAN.items(), *trial.items(), ("report", functools.partial(_report, kernel)))
         specialization = Specialization(kernel, "trial", (), constants, (), 4, 1, None, False)
         launch = compiler.entry(specialization, interpret=True)[(1,)]

@@ -25,7 +25,7 @@ def _configured(plan: LaunchPlan, problem: Problem, **fields: Any) -> LaunchPlan
 
 def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
     cols = 1 << (problem.cols - 1).bit_length()
-    if cols > _WIDEST_TILE:
+    if cols > _WIDEST_TILE or (problem.whole_rows and flags):
         return plan
     several_tiles = max(2, 1 << (problem.inner // 4).bit_length())  # more tiles would take longer and test nothing new
     rows = min(plan.config.rows, several_tiles)
@@ -33,7 +33,7 @@ def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
 
 
 def _peel(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    if problem.layout != "row" or problem.column_writes:
+    if problem.layout != "row" or problem.column_writes or problem.whole_rows:
         return plan
     return _whole_row(plan, problem, peel=True)
 
@@ -44,7 +44,9 @@ def _block_cols(problem: Problem) -> int:
 
 
 def column_loop(plan: LaunchPlan, problem: Problem, **flags: Any) -> LaunchPlan:
-    """Changes the plan to a loop over blocks of columns."""
+    """Changes the plan to a loop over blocks of columns, unless the kernel needs whole rows."""
+    if problem.whole_rows:
+        return plan
     fields: dict[str, Any] = {"programs_per_row": 1, "peel": False, "reload": False, "cols": _block_cols(problem)}
     return _configured(plan, problem, schedule="column_loop", **{**fields, **flags})
 

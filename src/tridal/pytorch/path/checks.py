@@ -94,7 +94,7 @@ def check_arguments(arguments: Arguments) -> None:
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if "dim" in named:
         for name, tensor in present.items():
-            if roles[name] != "index":
+            if roles[name] not in ("index", "top_index"):
                 check(tensor, named["dim"] if roles[name] == "element" else -1, named["dtype"], op, name)
     if "dims" in named and not 1 <= named["dims"] <= main.dim():
         expected = f"be from 1 to {main.dim()}, the dims of {signature.names[signature.main]}"
@@ -105,22 +105,23 @@ def check_arguments(arguments: Arguments) -> None:
     if len(present) < 2:
         return
     for name, tensor in present.items():
-        if roles[name] == "index":
+        if roles[name] in ("index", "top_index"):
             check_index(op, name, tensor)
         elif roles[name] != "whole":
             check_floating(op, name, tensor)
     # A gradient that is added may have another shape: then it is left out.
     added, first = None if signature.kernel is None else signature.kernel.added, signature.names[signature.main]
     others = {name: tensor for name, tensor in present.items() if name not in (added, first)}
-    _check_shapes(op, (first, main), arguments.rows, roles, others)
+    _check_shapes(op, (first, main), arguments.rows, roles, others, named.get("k", 0))
 
 
 def _check_shapes(
-    op: str, main: tuple[str, torch.Tensor], rows: Rows, roles: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-) -> None:
+    op: str, main: tuple[str, torch.Tensor], rows: Rows, roles: Mapping[str, Any], tensors: Mapping[str, torch.Tensor],
+    k: int = 0,
+) -> None:  # fmt: skip
     """Checks the shapes of tensors with roles. One with a number per row may have any shape with as many elements."""
     name, shape = main[0], main[1].shape
-    shapes = rows.shapes(shape)
+    shapes = rows.shapes(shape, k)
     for key, tensor in tensors.items():
         role = roles[key]
         expected = shapes.get(role)
@@ -129,6 +130,7 @@ def _check_shapes(
         if role not in ("row", "index") or tensor.numel() != math.prod(expected):
             per = {"index": "row", "block": "column and block"}.get(role, role)
             held = "one number for" if role == "number" else f"a number per {per} of"
+            held = f"{k} numbers per row of" if role in ("top", "top_index") else held
             where = f"{name}, which has the shape {tuple(shape)} and rows along dim {rows.first}"
             check_shape(op, key, tensor, expected, f"{held} {where}")
 
@@ -144,10 +146,10 @@ def check_shapes(
     Raises:
         ShapeError: a tensor has another shape than its kind requires. A kernel would read memory beyond its end.
     """
-    kinds = zip(("element", "element", "row", "index", "column"), kernel.tensors[3:], strict=True)
+    kinds = zip(("element", "element", "row", "index", "top", "top_index", "column"), kernel.tensors[4:], strict=True)
     roles = {name: role for role, names in kinds for name in names}
     given = dict(zip(roles, tensors, strict=True))
     main = next(iter(given.items()))
-    _check_shapes(kernel.name, main, Rows(dim, 1), roles, given)
+    _check_shapes(kernel.name, main, Rows(dim, 1), roles, given, kernel.top)
     written = dict(zip(kernel.writes, out, strict=False))
     _check_shapes(kernel.name, main, Rows(dim, 1), dict.fromkeys(written, "element"), written)

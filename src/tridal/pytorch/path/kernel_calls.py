@@ -41,7 +41,7 @@ def variant(
     """Returns the kernel without absent inputs and outputs. Sums of columns alone need no statistics."""
     others = tuple((name, value) for name, value in kernel.constants if name not in dict(constants))
     kernel = replace(kernel, constants=others).bind(**dict(constants), **dict.fromkeys(absent)).writing(*outputs)
-    only_sums = kernel.neutral_padding and not (kernel.writes or kernel.row_writes)
+    only_sums = kernel.neutral_padding and not (kernel.writes or kernel.row_writes or kernel.top_writes)
     return replace(kernel, statistics=()) if only_sums else kernel
 
 
@@ -78,20 +78,21 @@ def kernel_call(
     The tensors are plain tensors of the context's device. A meta tensor represents a new tensor of that device.
 
     Args:
-        inputs: the tensors of `reads`, `added`, `row_reads`, `row_index` and `column_reads`, in this order, and the
-            mask of the modification. Those with a number per element have the shape of the first. They are read with
-            their strides, if these and those of the outputs are of few kinds, see `group_strides`. The others are made
-            contiguous, except the mask. Those with a number per row have as many elements as this shape without `dim`.
-            Those with a number per column have one dim. Those with a number per column and block have the rank of the
-            first one, see `KernelUse.block_dims`.
+        inputs: the tensors of `reads`, `added`, `row_reads`, `row_index`, `top_reads`, `top_index` and `column_reads`,
+            in this order, and the mask of the modification. Those with a number per element have the shape of the
+            first. They are read with their strides, if these and those of the outputs are of few kinds, see
+            `group_strides`. The others are made contiguous, except the mask. Those with a number per row have as many
+            elements as this shape without `dim`. Those of `top_reads` and `top_index` have these numbers in the last
+            dim. Those with a number per column have one dim. Those with a number per column and block have the rank of
+            the first one, see `KernelUse.block_dims`.
         out: tensors that receive the first of `writes`, of the first input's shape. It may be one of them.
         most_rows: the largest number of rows of inputs with the same key, whose rows run along the last dim; None if
             the inputs have one shape.
         bare: whether `run` returns its first result instead of a tuple.
 
-    The results are the tensors of `writes`, `row_writes` and `column_writes`. New ones are contiguous. Those of
-    `column_writes` have the accumulator's dtype, and one dim. Sums over the rows of blocks have as many numbers as
-    blocks and columns.
+    The results are the tensors of `writes`, `row_writes`, `top_writes` and `column_writes`. New ones are contiguous.
+    Those of `column_writes` have the accumulator's dtype, and one dim. Sums over the rows of blocks have as many
+    numbers as blocks and columns.
 
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".

@@ -26,7 +26,7 @@ class KernelUse(NamedTuple):
     dim: int
     """The dim along which rows run, 0 <= dim < rank of the first input."""
     out_dtypes: tuple[torch.dtype, ...]
-    """The dtypes of `writes`, then of `row_writes`."""
+    """The dtypes of `writes`, then of `row_writes` and of `top_writes`."""
     parameters: tuple[float | None, ...] = ()
     cast: torch.dtype | None = None
     """The dtype to which inputs with a number per element are cast. The kernel does it on load if that is exact."""
@@ -100,7 +100,7 @@ def make_run(
         "contiguous_copy": contiguous_copy, "copy_to": copy_to, "RECORDERS": RECORDERS, "record": record,
         "uint8": torch.uint8, "groups": bound.groups,
     }  # fmt: skip
-    sizes = _sizes_of(first.shape, use.dim, any_rows, bound)
+    sizes = _sizes_of(first.shape, use.dim, any_rows, bound, kernel.top)
 
     def allocated(shape: str, strides: str, dtype: torch.dtype) -> str:
         """Returns an expression for a new contiguous tensor."""
@@ -109,7 +109,7 @@ def make_run(
         return f"make({shape}, {strides}, {name})" if make is not None else f"in0.new_empty({shape}, dtype={name})"
 
     lines = [sizes.line] if sizes.line else []
-    kinds = (kernel.writes, sizes.element), (kernel.row_writes, sizes.row), (kernel.column_writes, sizes.parts)
+    kinds = zip(kernel.tensors, (sizes.element, sizes.row, sizes.top, sizes.parts), strict=False)
     for number, shape in enumerate(shape for names, shape in kinds for _ in names):
         if number >= given:
             lines.append(f"out{number} = {allocated(*shape, written[number])}")
@@ -167,13 +167,15 @@ class _Sizes(NamedTuple):
     element: tuple[str, str]
     """Shape and strides of a new tensor with a number per element."""
     row: tuple[str, str]
+    top: tuple[str, str]
+    """The same of a tensor of `top_writes`."""
     parts: tuple[str, str]
     """The same of a tensor of partial sums, which are the sums if there is one group of programs."""
     one_group: bool
     """Whether all launches have one group of programs."""
 
 
-def _sizes_of(shape: torch.Size, dim: int, any_rows: bool, bound: Launch) -> _Sizes:
+def _sizes_of(shape: torch.Size, dim: int, any_rows: bool, bound: Launch, top: int) -> _Sizes:
     """Returns the sizes. They are numbers, or follow from `in0` if the function serves several numbers of rows."""
     cols, rank, groups = str(shape[dim]), len(shape), bound.groups
     one_group = groups(bound.row_range[1]) == 1
@@ -182,18 +184,21 @@ def _sizes_of(shape: torch.Size, dim: int, any_rows: bool, bound: Launch) -> _Si
         return _new([cols] if one_group else [rows, cols])
 
     if any_rows and rank == 1:
-        return _Sizes("(cols,) = in0.shape", "cols", _new(["cols"]), _new([]), parts(str(groups(1)), "cols"), one_group)
+        parts_of_row, chosen = parts(str(groups(1)), "cols"), _new([str(top)])
+        return _Sizes("(cols,) = in0.shape", "cols", _new(["cols"]), _new([]), chosen, parts_of_row, one_group)
     if any_rows:
         names = [f"s{axis}" for axis in range(rank - 1)]
         rows = " * ".join(names)
         # This is faster than the shape.
         line = f"s0 = in0.numel() // {cols}" if rank == 2 else f"{', '.join(names)}, _ = in0.shape"
         launched = rows if bound.column_range is None else cols
-        return _Sizes(line, launched, _new([*names, cols]), _new(names), parts(f"groups({rows})"), one_group)
+        chosen = _new([*names, str(top)])
+        return _Sizes(line, launched, _new([*names, cols]), _new(names), chosen, parts(f"groups({rows})"), one_group)
     number, sizes = shape.numel() // shape[dim], [*map(str, shape)]
     rows = str(number) if bound.column_range is None else cols
-    row = _new([*sizes[:dim], *sizes[dim + 1 :]])
-    return _Sizes("", rows, _new(sizes), row, parts(str(groups(number))), one_group)
+    of_row = [*sizes[:dim], *sizes[dim + 1 :]]
+    chosen = _new([*of_row, str(top)])
+    return _Sizes("", rows, _new(sizes), _new(of_row), chosen, parts(str(groups(number))), one_group)
 
 
 def _new(sizes: Sequence[str]) -> tuple[str, str]:

@@ -90,7 +90,7 @@ def _launch_faults(
     kernel: RowKernel, inputs: Sequence[Any], dim: Any, dtypes: Sequence[torch.dtype], writes: Sequence[str],
     out: Sequence[Tensor], numbers: Mapping[str, Any],
 ) -> Iterator[str]:  # fmt: skip
-    names, outputs = kernel.inputs, (*kernel.writes, *kernel.row_writes, *kernel.column_writes)
+    names, outputs = kernel.inputs, kernel.outputs
     if len(inputs) != len(names):
         yield f"expected {len(names)} input(s) ({', '.join(names)}), found {len(inputs)}"
         return
@@ -113,7 +113,7 @@ def _launch_faults(
     for name in writes:
         if name not in outputs:
             yield f"writes: it has no output {name!r} (known: {', '.join(outputs)})"
-    written = [name for name in (*kernel.writes, *kernel.row_writes) if name in (writes or outputs)]
+    written = [name for name in outputs if name in (writes or outputs) and name not in kernel.column_writes]
     if dtypes and len(dtypes) != len(written):
         yield f"dtypes: expected {len(written)} ({', '.join(written)}), found {len(dtypes)}"
     if len(out) > len([name for name in kernel.writes if name in written]):

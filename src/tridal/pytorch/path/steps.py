@@ -64,11 +64,11 @@ class Steps:
         """Launches a kernel. Returns its outputs.
 
         Args:
-            inputs: the tensors of `reads`, `added`, `row_reads`, `row_index` and `column_reads`, in this order. The
-                kernel is compiled without those that are None.
+            inputs: the tensors of `reads`, `added`, `row_reads`, `row_index`, `top_reads`, `top_index` and
+                `column_reads`, in this order. The kernel is compiled without those that are None.
             dim: the dim of the first input along which rows run.
-            dtypes: the dtypes of the outputs with a number per element, then of those with a number per row. By
-                default, the dtype of the first input after the cast, and that of sums.
+            dtypes: the dtypes of the outputs with a number per element, then of those with a number per row, then of
+                `top_writes`. By default, the dtype of the first input after the cast, and that of sums.
             writes: the names of the outputs that are computed, by default all.
             out: receives the first outputs with a number per element: one tensor, or several. They may be inputs, and
                 views, for example of one tensor that `torch` made.
@@ -87,13 +87,13 @@ class Steps:
         absent = [name for name, tensor in zip(kernel.inputs, inputs, strict=True) if tensor is None]
         absent += [name for name in kernel.parameters if numbers[name] is None]
         constants = tuple((name, value) for name, value in numbers.items() if name not in kernel.parameters)
-        outputs = tuple(writes) or (*kernel.writes, *kernel.row_writes, *kernel.column_writes)
+        outputs = tuple(writes) or kernel.outputs
         kernel = variant(kernel, tuple(absent), outputs, constants)
         parameters = tuple(numbers[name] for name in kernel.parameters)
         use = KernelUse(kernel, dim % given[0].dim(), tuple(dtypes), parameters, cast)
         if not dtypes:
-            default = *[cast or given[0].dtype] * len(kernel.writes), *[use.sum_dtype(given)] * len(kernel.row_writes)
-            use = use._replace(out_dtypes=default)
+            sums = [use.sum_dtype(given)] * len((*kernel.row_writes, *kernel.top_writes))
+            use = use._replace(out_dtypes=(*[cast or given[0].dtype] * len(kernel.writes), *sums))
         if self.torch_computes:
             raise NoKernel
         return self._launch(use, given, out)
@@ -194,7 +194,9 @@ class Recorder(Steps):
         # A kernel that does not compute all numbers of rows with the same key is looked up by its sizes.
         exact = self._most_rows is not None and not found.any_rows
         run = functools.partial(launch_kernel, self._context, use, len(out)) if exact else found.run
-        shapes = [shape] * len(kernel.writes) + [(*shape[:dim], *shape[dim + 1 :])] * len(kernel.row_writes)
+        of_row = *shape[:dim], *shape[dim + 1 :]
+        shapes = [shape] * len(kernel.writes) + [of_row] * len(kernel.row_writes)
+        shapes += [(*of_row, kernel.top)] * len(kernel.top_writes)
         shapes += [shape[dim : dim + 1]] * len(kernel.column_writes)
         dtypes = (*use.out_dtypes, *[use.sum_dtype(given)] * len(kernel.column_writes))
         new = [torch.empty(s, dtype=dtype, device="meta") for s, dtype in zip(shapes, dtypes, strict=True)]

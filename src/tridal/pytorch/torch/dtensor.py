@@ -2,9 +2,9 @@
 
 If no dim of a row is sharded, each rank computes its complete rows, and sums over rows are `Partial`. If one is, each
 rank computes the op's reference on its shard. The ranks then exchange only row statistics: one number per row and
-reduction, in the accumulator's dtype. If a call has one number of all rows, such as a mean, and ranks have some of the
-rows, each rank computes the reference, too. The first call after the import of torch's DTensor module imports this
-module.
+reduction, in the accumulator's dtype. If the op chooses columns, the rows are gathered instead. If a call has one
+number of all rows, such as a mean, and ranks have some of the rows, each rank computes the reference, too. The first
+call after the import of torch's DTensor module imports this module.
 """
 
 from __future__ import annotations
@@ -134,10 +134,15 @@ def _rule(registered: Registered) -> Any:
                 raise DTypeError(wrong(signature.name, signature.names[index], "be a DTensor, as others are", *given))
         roles, results = [*arguments.roles.values()], arguments.result_roles
         placements = _Placements.of(main.placements if roles[signature.main] == "element" else (), rows)
+        gathered = "top_index" in (*roles, *results) and bool(placements.axes)
+        if gathered:  # a rank that chooses columns needs all of them
+            axes, given = placements.axes, main.placements
+            placements = _Placements.of([_WHOLE if axis in axes else p for axis, p in enumerate(given)], rows)
         mesh, shape = main.device_mesh, main.shape
         whole = [_WHOLE] * mesh.ndim
         by_role: dict[Any, list[Placement]] = {"element": placements.element, "row": placements.row}
-        by_role |= {"index": placements.row, "column": placements.column, "number": whole, "whole": whole}
+        by_role |= dict.fromkeys(("index", "top", "top_index"), placements.row)
+        by_role |= {"column": placements.column, "number": whole, "whole": whole}
         shapes = arguments.shapes
         if block := shapes.get("block"):
             by_role["block"] = _of_blocks(placements.element, block, _WHOLE)
@@ -165,7 +170,8 @@ def _rule(registered: Registered) -> Any:
         def wrapped(result: Any, role: Any) -> torch.Tensor:
             if result is None or role is None:
                 return from_shards(local[signature.main].new_empty(0), mesh, whole, (0,))
-            return from_shards(result.contiguous(), mesh, by_role[role], shapes.get(role, result.shape))
+            shards = from_shards(result.contiguous(), mesh, by_role[role], shapes.get(role, result.shape))
+            return redistributed(shards, mesh, main.placements) if gathered and role == "element" else shards
 
         wrapped_results = tuple(map(wrapped, found, results))
         return wrapped_results[0] if len(wrapped_results) == 1 else wrapped_results

@@ -1,4 +1,4 @@
-"""The maths of modulated norms of residual + gate * x, in names that have the word `gated`.
+"""The math of modulated norms of residual + gate * x, in names that have the word `gated`.
 
 In gradients, x is the sum, dsum the gradient of the sum as a result, and branch the tensor that the gate multiplies. So
 the gradient of the sum is that of the norm plus dsum.
