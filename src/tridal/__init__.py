@@ -36,6 +36,7 @@ else:
     from tridal.library.modulated_norm.functions import modulated_layer_norm, modulated_rms_norm
     from tridal.library.norms.functions import layer_norm, rms_norm
     from tridal.library.rotary.functions import rotary_embedding
+    from tridal.library.router.functions import route_top_k
     from tridal.library.softmax.functions import log_softmax, softmax
     from tridal.models.kernelize import kernelize
     from tridal.ops.planning import plan
@@ -53,8 +54,8 @@ else:
 __all__ = [
     "backends", "cross_entropy", "device", "errors", "gated_rms_norm", "geglu", "kernelize", "layer_norm",
     "linear_cross_entropy", "log_probs", "log_softmax", "models", "modulated_layer_norm", "modulated_rms_norm", "nn",
-    "ops", "override_torch", "plan", "record_calls", "registry", "rms_norm", "rotary_embedding", "row_function", "run",
-    "settings", "softmax", "swiglu", "testing", "token_log_probs", "types", "use",
+    "ops", "override_torch", "plan", "record_calls", "registry", "rms_norm", "rotary_embedding", "route_top_k",
+    "row_function", "run", "settings", "softmax", "swiglu", "testing", "token_log_probs", "types", "use",
 ]  # fmt: skip
 __dir__ = __all__.copy
 __version__ = "0.2.0"

@@ -76,6 +76,19 @@ def modulated(name: str, by_tridal: bool) -> Callable[..., Any]:
     return compute
 
 
+def route_top_k(input: Tensor, bias: Tensor, **given: Any) -> Any:
+    options: Any = {"score": "sigmoid", "normalize": True, "eps": 1e-3, "scaling_factor": 2.5}
+    return tridal.route_top_k(input, min(2, input.shape[-1]), bias=bias, **options, **given)
+
+
+def sort_experts(input: Tensor, bias: Tensor) -> Any:
+    scores = input.to(torch.promote_types(input.dtype, torch.float32)).sigmoid()
+    order = torch.sort(scores.detach() + bias, dim=-1, descending=True, stable=True).indices
+    indices = order[..., : min(2, input.shape[-1])]
+    chosen = scores.gather(-1, indices)
+    return (2.5 * chosen / (chosen.sum(-1, keepdim=True) + 1e-3)).to(input.dtype), indices
+
+
 def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
     return rms_norm(input, weight) * gate * torch.sigmoid(gate)
 

@@ -33,6 +33,11 @@ def modulated(direction: Direction, gated: bool = False) -> Case:
     return Case("gated_" * gated + "modulated_layer_norm", direction, (9, 57))
 
 
+def route(direction: Direction, **numbers: Any) -> Case:
+    """A case of route_top_k."""
+    return Case("route_top_k", direction, (9, 57), numbers=tuple(numbers.items()))
+
+
 def loss(direction: Direction, weight: bool = False, op: str = "cross_entropy", **numbers: Any) -> Case:
     """A case of a loss of each row."""
     absent = () if weight else ("weight",)
@@ -94,6 +99,16 @@ MUTANTS = [
          modulated(BACKWARD, gated=True)),
         ("gated_residual.layer_branch_gradient", "the gradient of the branch has no gate", "gate", "1.0",
          modulated(BACKWARD, gated=True)),
+        ("route_top_k.choice", "the bias is dropped", "score(x, row_max, row_sum, SCORE, AXIS, EXP2_BIAS) + bias", "x",
+         route(FORWARD, score="sigmoid")),
+        ("route_top_k.chosen_score", "weights are divided by the sum of all scores", "position < TOP",
+         "position >= 0", route(BACKWARD, normalize=True)),
+        ("route_top_k.factor", "the scaling factor is dropped", "1.0 if scaling_factor is None else scaling_factor",
+         "1.0", route(FORWARD, scaling_factor=2.5)),
+        ("route_top_k.gradient", "the gradient does not pass the sum", "tl.expand_dims(dot / denominator, AXIS)", "0.0",
+         route(BACKWARD, normalize=True)),
+        ("route_top_k.gradient", "the gradient does not pass the softmax", "ds - tl.expand_dims(total, AXIS)", "ds",
+         route(BACKWARD)),
         ("cross_entropy.loss", "ignored targets have a loss", "index == IGNORE_INDEX", "index == -1",
          loss(FORWARD)),
         ("cross_entropy.loss", "the class weight is dropped", "_times(number, picked_weight)", "number",
@@ -145,6 +160,12 @@ MUTANTS = [
            ("layer_norm_backward",), case=Case("layer_norm", BACKWARD, (90, 57))),
     Mutant("kernel", "a row has the loss of the first row", r"(loss_per_row) \+ row_at", r"\1",
            ("cross_entropy",), case=loss(FORWARD)),
+    Mutant("top", "of equal experts, the last one comes first", r"tl\.min\((.*), 2147483647\)", r"tl.max(\1, -1)",
+           ("route_top_k",), case=Case("route_top_k", FORWARD, (9, 57), values="constant", absent=("bias",))),
+    Mutant("kernel", "a row has the weights of the first row", r"(weight_per_top) \+ top_at", r"\1 + number_top",
+           ("route_top_k",), case=route(FORWARD)),
+    Mutant("kernel", "a row has the gradients of the first row", r"(grad_ptr) \+ top_row", r"\1",
+           ("route_top_k_backward",), case=route(BACKWARD)),
     Mutant("row_index", "the target is the next class", r"tl\.cast\(wide, tl\.int32\)", r"\g<0> + 1",
            ("cross_entropy",), case=loss(FORWARD)),
 ]  # fmt: skip

@@ -107,16 +107,21 @@ _VOCABULARIES = (
     ShapeClass("vocabulary_odd", "an odd vocabulary", ((4096, 50_257),)),
     ShapeClass("few_classes", "few classes", ((32_768, 1024),)),
 )  # fmt: skip
-SUITES: Mapping[str, tuple[str, ...]] = {
-    name: tuple(shape_class.name for shape_class in suite)
-    for name, suite in (
-        ("rows", _SUITE), ("hidden", _HIDDEN), ("halves", _EVEN), ("modulated", (*_HIDDEN, _BATCHES)),
-        ("vocabularies", _VOCABULARIES),
-    )
+_EXPERTS = (
+    ShapeClass("experts", "experts of mixtures", ((65_536, 64), (65_536, 128), (65_536, 256), (65_536, 512))),
+    ShapeClass("experts_odd", "odd numbers of experts", ((65_536, 60), (65_536, 160), (65_536, 384))),
+    ShapeClass("experts_few_tokens", "experts of few tokens", ((64, 128), (1024, 128), (1024, 256))),
+)
+_SUITES = {
+    "rows": _SUITE, "hidden": _HIDDEN, "halves": _EVEN, "modulated": (*_HIDDEN, _BATCHES),
+    "vocabularies": _VOCABULARIES, "experts": _EXPERTS,
 }  # fmt: skip
+SUITES: Mapping[str, tuple[str, ...]] = {
+    name: tuple(shape_class.name for shape_class in suite) for name, suite in _SUITES.items()
+}
 """The names of the shape classes of each suite."""
 SHAPE_CLASSES: Mapping[str, ShapeClass] = {
-    shape_class.name: shape_class for shape_class in (*_SUITE, *_HIDDEN, _BATCHES, *_VOCABULARIES)
+    shape_class.name: shape_class for shape_class in (*_SUITE, *_HIDDEN, _BATCHES, *_VOCABULARIES, *_EXPERTS)
 }
 """All shape classes, by name. The shapes of the suites are defined only here."""
 
