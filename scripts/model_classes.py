@@ -111,11 +111,19 @@ def _configs(kind: Any, module: Any) -> Iterator[Any]:
             except Exception:  # some need arguments
                 continue
             for made in (outer, *(v for v in vars(outer).values() if isinstance(v, transformers.PreTrainedConfig))):
-                missing = {name: value for name, value in open_numbers.items() if getattr(made, name, None) is None}
+                missing = {name: value for name, value in open_numbers.items() if _is_open(made, name)}
                 if getattr(made, "dense_act_fn", None) == "relu":  # T5 has gated layers only with another activation
                     made.dense_act_fn = "gelu_new"
                 made.__dict__.update({"_experts_implementation": "grouped_mm", **missing})
                 yield made
+
+
+def _is_open(config: Any, name: str) -> bool:
+    """Whether a configuration leaves a number open. One whose layers differ raises an error for those of a layer."""
+    try:
+        return getattr(config, name, None) is None
+    except RuntimeError:
+        return False
 
 
 def _argument(name: str, config: Any) -> Any:

@@ -28,19 +28,20 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from model_classes import classes, kind_of, make, stub
-from tridal.models import candidates, glu, rotary
+from model_classes import OPEN, classes, kind_of, make, stub
+from tridal.models import candidates, glu, rotary, router_comparison, routers
 
 KINDS = ("norms", "gated MLPs", "experts", "rotary", "routers", "losses")
 LOSS = "tridal.cross_entropy for the loss"
 BEGIN, END = "<!-- model coverage -->\n", "<!-- end of model coverage -->\n"
 SHORT = (
-    ("no router", ""), ("takes \\(\\w+, gate\\)", "a gate"), ("calls the modules (.*), and a norm", r"also has \1"),
+    ("takes \\(\\w+, gate\\)", "a gate"), ("calls the modules (.*), and a norm", r"also has \1"),
     ("no linear layers", "other layers"), ("no candidate", "another form"), ("in training than", "another mode"),
-    ("takes \\((.*?)\\),? and (?:not|a gated)", r"arguments (\1)"), ("is a method", "a method"),
+    ("takes \\((.*?)\\),? and (?:not|a gated|a router)", r"arguments (\1)"), ("is a method", "a method"),
     ("order of rounding", "order of rounding"), ("it returns torch", "dtype of the result"),
     ("differs", "another function"), ("has the modules (.*?) beside", r"also has \1"),
-    ("has the method _apply_gate", "no method `_apply_gate`"),
+    ("has the tensors (.*?) beside", r"also has \1"), ("does not return logits", "other results"),
+    ("its logits are not", "other logits"), ("has the method _apply_gate", "no method `_apply_gate`"),
     ("reads the (buffer|attribute) (\\w+)", r"reads the \1 \2"),
     ("parameters of its own", "other parameters"), ("its loss_function is", "another loss"),
     ("in its own forward", "a loss of its own"), ("comparison raised", "another form"), ("buffer", "a buffer"),
@@ -61,8 +62,6 @@ class Found(NamedTuple):
 
 def find(what: str, module: Any, kind: Any) -> Any:
     """Returns what kernelize finds for a class: a form, or the reason why it is left."""
-    if what == "routers":
-        return "tridal has no router"
     if what == "rotary":
         return rotary.find_form(stub(kind))
     if what == "losses":
@@ -72,10 +71,13 @@ def find(what: str, module: Any, kind: Any) -> Any:
     instance = make(kind, module)
     if isinstance(instance, str):
         return f"not made: {instance}"
+    if getattr(instance, "top_k", 0) is None:  # the default configuration of DeepSeek-V2 leaves it open
+        instance.top_k = OPEN["num_experts_per_tok"]
     matches, find_form = {
         "norms": (candidates._NORMS.matches, candidates._NORMS.find_form),
         "gated MLPs": (glu.may_be_glu, glu.find_form),
         "experts": (glu.may_be_experts, glu.find_form_of_experts),
+        "routers": (routers.may_be_router, router_comparison.find_form),
     }[what]
     return find_form(instance) if matches(instance) else "it is no candidate"
 

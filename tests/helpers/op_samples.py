@@ -169,7 +169,7 @@ def _samples() -> dict[str, Sample]:
             ),
             calls.gated_rms_norm,
         ),
-        "route_top_k": _sample(op_named("route_top_k"), maths.route_top_k, maths.sort_experts),
+        "route_top_k": _sample(op_named("route_top_k"), calls.route_top_k, calls.sort_experts),
         "cross_entropy of probabilities": _sample(entropy, *entropies, roles={"target": "element"}, dim=1),
         "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),
         "linear_cross_entropy": _sample(

@@ -13,7 +13,7 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as softmax_modules
-from tridal.models import activations, glu, loss_comparison, norm_comparison, rotary
+from tridal.models import activations, glu, loss_comparison, norm_comparison, rotary, router_comparison, routers
 from tridal.models.causal_lm import CausalLM, CausalLMForm
 from tridal.models.losses import Head
 from tridal.models.reads import names_in, own_forward
@@ -55,6 +55,7 @@ FAMILIES = (
     Family(lambda module: rotary.function_name(module) is not None, rotary.find_form, rotary.Attention),
     Family(glu.may_be_experts, glu.find_form_of_experts, glu.Experts),
     Family(activations.is_softmax, activations.find_softmax),
+    Family(routers.may_be_router, router_comparison.find_form),
     _NORMS,
 )
 """A module belongs to the first family that it matches."""

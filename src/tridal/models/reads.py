@@ -183,6 +183,8 @@ class Recorder:
         """The attributes of the last copies: None for the module, and the names of modules inside."""
         self._read: dict[str | None, set[str]] = {}
         self._set: set[str] = set()
+        self.passed: set[str] = set()
+        """The names of buffers and parameters that the form reads in each call, so that their numbers may change."""
 
     def copy(self, child: str | None = None, **changes: Any) -> Any:
         """Returns a copy of a module with some changed attributes. Calls of the copy run its forward without hooks."""
@@ -208,7 +210,8 @@ class Recorder:
 
     def reads(self) -> tuple[Reads, str | None]:
         """Returns what the copies have read, and why the module cannot be replaced because of it, or None."""
-        reads = Reads(tuple(_part(child, self.module, frozenset(self._read[child])) for child in self._copies))
+        read = {child: frozenset(self._read[child] - self.passed) for child in self._copies}
+        reads = Reads(tuple(_part(child, self.module, names) for child, names in read.items()))
         changed = f"its forward sets the attribute {min(self._set)}" if self._set else None
         return reads, changed or reads.why_not(self.module)
 

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: its kernels, its maths in torch's ops, and its gradient.
+"""The router of a mixture of experts: its kernels, its math in torch's ops, and its gradient.
 
 A score is the softmax, the sigmoid or the root of the softplus of a logit. Experts are chosen by their scores, to which
 a bias may be added, and in some groups only. The weights are the scores, which may be divided by their sum.
@@ -54,10 +54,11 @@ def reference(
     if groups > 1:
         choice = _of_top_groups(choice, groups, top_groups, group_score)
     indices = _largest(choice, k)
-    return _weights(scores.gather(-1, indices), normalize, eps, scaling_factor), indices
+    return weights_of(scores.gather(-1, indices), normalize, eps, scaling_factor), indices
 
 
-def _weights(chosen: Tensor, normalize: bool, eps: float, scaling_factor: float) -> Tensor:
+def weights_of(chosen: Tensor, normalize: bool, eps: float, scaling_factor: float) -> Tensor:
+    """Returns the weights of chosen experts from their scores."""
     chosen = chosen / (chosen.sum(-1, keepdim=True) + eps) if normalize else chosen
     return chosen * scaling_factor
 

@@ -1,4 +1,4 @@
-"""The maths of a router: scores of experts, the order in which they are chosen, weights, and the gradient.
+"""The math of a router: scores of experts, the order in which they are chosen, weights, and the gradient.
 
 Columns are experts, of which TOP are chosen. EXPERTS is the number of experts of a group.
 """
