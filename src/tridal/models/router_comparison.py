@@ -18,7 +18,7 @@ from tridal.library.router.route_top_k import GROUP_SCORES, ROUTE_TOP_K, SCORES,
 from tridal.models.comparison import NARROW, difference, find, in_both_modes, nearest, rounding, with_gradients
 from tridal.models.reads import Different, Recorder
 from tridal.models.routers import BiasedRouterForm, Dtypes, RouterForm, logits_of
-from tridal.ops import row_maths
+from tridal.ops import row_math
 
 Tensor = torch.Tensor
 _TOLERANCE = 1e-5
@@ -108,7 +108,7 @@ def _reference(
 ) -> tuple[Tensor, Tensor]:
     """Computes the op by its reference in torch's ops."""
     given = {"input": logits, "bias": bias, "k": k, "dtype": dtype, **options}
-    found = row_maths.compute(ROUTE_TOP_K, *(given.get(a.name, a.default) for a in ROUTE_TOP_K.signature.arguments))
+    found = row_math.compute(ROUTE_TOP_K, *(given.get(a.name, a.default) for a in ROUTE_TOP_K.signature.arguments))
     weights, indices = found
     assert weights is not None
     assert indices is not None
