@@ -75,6 +75,8 @@ def test_a_correct_declaration_has_no_fault(op: Op) -> None:
          "results: no result has a gradient: name it with gradient=..., as the kernel of the gradient does"),
         ({"arguments": OPTIONAL, "results": (OUTPUT, replace(TOTAL, needs="weight"), replace(SQUARES, needs="bias"))},
          "results: expected one optional tensor that returned results need, found several"),
+        ({"results": (replace(OUTPUT, role="top"), TOTAL, SQUARES)},
+         "results: 'output' has k numbers per row: expected dim=-1 and an argument 'k'"),
         (
             {
                 "arguments": OPTIONAL[:2],

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def choose(w: Writer, statistic: Statistic, later: Collection[Statistic]) -> None:
     """Chooses the elements with the largest terms, and loads them again for later statistics and for outputs."""
     p, k, area = w.plan, w.kernel, w.plan.top_area
-    w("number_top = INDEX", INDEX=area.along(f"tl.arange(0, {1 << (k.top - 1).bit_length()})"))
+    width = max(2, 1 << (k.top - 1).bit_length())  # triton-ascend cannot load a tile of one column
+    w("number_top = INDEX", INDEX=area.along(f"tl.arange(0, {width})"))
     term = w.write_term(statistic, p.body)
     columns = f"top_columns({term}, {p.column(p.body)}, in_bounds, number_top, {k.top}, {p.axis})"
     w("column_top = COLUMNS", COLUMNS=columns + p.int64)

@@ -151,6 +151,9 @@ def _result_faults(op: Any) -> Iterator[str]:
     ):
         if flags != sorted(flags):
             yield f"results: expected those {what} first, found {', '.join(result.name for result in op.results)}"
+    top = [result.name for result in op.results if result.role in ("top", "top_index")]
+    if top and (op.dim != -1 or all(argument.name != "k" for argument in op.arguments)):
+        yield f"results: {top[0]!r} has k numbers per row: expected dim=-1 and an argument 'k'"
     optional = {argument.name for argument in op.arguments if argument.optional}
     for result in op.results:
         if isinstance(result.needs, str) and result.needs not in optional:
