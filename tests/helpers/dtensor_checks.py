@@ -126,6 +126,27 @@ def a_scale_per_batch_follows_the_shards(mesh: DeviceMesh) -> None:
 
 
 @check
+def a_gate_per_batch_follows_the_shards(mesh: DeviceMesh) -> None:
+    shapes = ((4, 3, 6), (4, 1, 6), (4, 3, 6), (4, 1, 6))
+    for name, shard in itertools.product(("rms_norm", "layer_norm"), range(3)):
+        torch.manual_seed(0)
+        leaves = [torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+        places = [[Shard(shard)] if tensor.shape[1] > 1 else [Replicate()] for tensor in leaves]
+        pairs = zip(leaves, places, strict=True)
+        found = [distribute_tensor(tensor.detach(), mesh, place).requires_grad_() for tensor, place in pairs]
+        x, scale, residual, gate = leaves
+        total = residual + gate * x
+        expected = getattr(torch.nn.functional, name)(total, (6,), eps=1e-5) * (1 + scale), total
+        function = getattr(tridal, f"modulated_{name}")
+        y = function(found[0], found[1], (6,), eps=1e-5, residual=found[2], gate=found[3])
+        grads = [torch.randn_like(result) for result in expected]
+        given = [distribute_tensor(g, mesh, result.placements) for g, result in zip(grads, y, strict=True)]
+        gradients, wanted = torch.autograd.grad(y, found, given), torch.autograd.grad(expected, leaves, grads)
+        for result, exact in zip((*y, *gradients), (*expected, *wanted), strict=True):
+            assert_close(result.full_tensor(), exact.detach())
+
+
+@check
 def sharded_rows_exchange_statistics_only(mesh: DeviceMesh) -> None:
     numbers = {
         "softmax": (2, 1), "log_softmax": (2, 1), "rms_norm": (1, 1), "layer_norm": (2, 2), "skip_norm": (1, 1),
