@@ -43,12 +43,13 @@ def families(results: Results) -> list[str]:
             assert cells["norms"] == "-", family
             cells["norms"] = "yes"
         groups.setdefault(tuple(cells.values()), []).append(title)
-    lines = [["models", *CLASSES[:-1], "loss"], ["---"] * (1 + len(CLASSES))]
+    lines = [["models", *CLASSES[:-1], "causal LM loss"], ["---"] * (1 + len(CLASSES))]
     lines += [[", ".join(titles), *cells] for cells, titles in groups.items()]
     return [
         *(f"| {' | '.join(cells)} |" for cells in lines),
         "",
-        f'"-" means that a model has no such class. [Supported models](SUPPORTED) has all {len(known)} families.',
+        '"-": the model has no such class; "no": its class is left unchanged; "1 of 2": one of its two classes is '
+        f"replaced. [Supported models](SUPPORTED) has all {len(known)} families and the reasons.",
     ]
 
 
@@ -57,17 +58,15 @@ def compiler(results: Results) -> list[str]:
 
     def step(provider: str, model: str = "llama") -> str:
         peak = results.models[model, "training", provider]["peak_gib"]
-        return f"{results.speed(model, provider):.2f}x as fast as eager PyTorch with {peak:.1f} GiB"
+        return f"{results.speed(model, provider):.2f}x in {peak:.1f} GiB"
 
     fused = "kernelize+fused_loss"
-    short = step("compile").replace(" as fast as eager PyTorch", "")
-    both = step(f"compile+{fused}").replace(" as fast as eager PyTorch", "")
     alone, compiled = (f"{results.speed('gpt2', name):.2f}x" for name in ("kernelize", "compile"))
     return [
-        f"**Why not torch.compile?** Eager training with tridal needs no compilation. LLaMA trains {step(fused)}, and "
-        f"with torch.compile {short}. Both work together: compiled, with tridal's fused loss, LLaMA trains {both}. "
-        "torch.compile alone is the better choice for a compiled model without the fused loss, and it is faster than "
-        f"tridal without the fused loss for GPT-2 ({compiled}, tridal {alone}).",
+        "**Why not torch.compile?** tridal does not compile the model, so shapes may change, and LLaMA's step is "
+        f"faster: {step(fused)}, against {step('compile')} with torch.compile. If a model has to be compiled, "
+        f"tridal's fused loss saves memory: {step(f'compile+{fused}')}. Without the fused loss, torch.compile alone "
+        f"is the better choice for compiled models, and it beats tridal on GPT-2 ({compiled} against {alone}).",
     ]
 
 
