@@ -9,6 +9,8 @@ from typing import Any
 
 _WIDTH = 100
 """Columns of the text."""
+_LAST = 100
+"""Added to the number of parentheses of a place where a line is broken only if it has no other one."""
 _CAPITALS = re.compile(r"( (?:[-+*]|//) )?\b([A-Z][A-Z0-9_]*)\b(?!=)")
 _NEUTRAL = {(" * ", "1"), (" // ", "1"), (" + ", "0"), (" - ", "0")}
 
@@ -89,4 +91,6 @@ def _breaks(line: str) -> list[tuple[int, int]]:
             depth += (character in "([") - (character in ")]")
             if depth and (character == "," or line[at - 1 : at + 2] in (" + ", " & ", " * ")):
                 found.append((at + 1 if character == "," else at, depth + (character == "*")))
+            elif character == "(":
+                found.append((at + 1, depth + _LAST))
     return found
