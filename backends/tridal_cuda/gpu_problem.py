@@ -44,8 +44,8 @@ class GpuProblem(DeviceProblem):
 
     @property
     def max_elements(self) -> int:
-        """Most elements of a tile: one tile of each tensor that is read fills half of a multiprocessor's registers."""
-        return self.half_of_registers * 4 // (self.accumulator * len(self.reads))
+        """Most elements of a tile: a tile of each tensor that is read fills at most half of a core's registers."""
+        return 1 << (self.half_of_registers * 4 // (self.accumulator * len(self.reads))).bit_length() - 1
 
     @property
     def has_large_l1(self) -> bool:

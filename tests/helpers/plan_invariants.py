@@ -28,7 +28,7 @@ def problems(choose: st.DrawFn) -> Problem:
         cols=choose(st.integers(1, widest)),
         inner=choose(st.sampled_from([1, 2, 3, 16, 31, 132, 4096, 100_000, 3_000_000_000])),
         outer=choose(st.sampled_from([1, 2, 512])),
-        reads=tensors(2, 1),
+        reads=tensors(6, 1),
         writes=writes,
         row_reads=tensors(2),
         column_reads=tensors(2),
