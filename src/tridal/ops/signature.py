@@ -204,6 +204,8 @@ class Arguments:
     def blocks(self) -> list[str]:
         """The names of the tensors with a number per column and block of rows."""
         names = [self.signature.names[index] for index in self.signature.per_block]
+        if not names:  # the other arguments may not be checked yet
+            return []
         given = [(name, self.named[name]) for name in names if self.named[name] is not None]
         shape, rows = self.main.shape, self.rows
         is_last = rows.first + rows.dims == len(shape)
