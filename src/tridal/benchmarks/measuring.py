@@ -151,7 +151,7 @@ def make_inputs(workload: Workload, entry: OpBenchmark, device: torch.device) ->
     """Draws the inputs of a workload at random."""
     dtype, shape = getattr(torch, workload.dtype), workload.shape
     allocated = (*shape[:-1], workload.cols + 4) if workload.is_slice else shape
-    x = torch.randn(allocated, device=device, dtype=dtype)
+    x = entry.first(torch.randn(allocated, device=device, dtype=dtype))
     x = x[..., 1 : 1 + workload.cols] if workload.is_slice else x
     others = (random_tensor(argument, x, workload.dim) for argument in entry.tensors[1:])
     grads = (torch.randn(shape, device=device, dtype=dtype) for _ in range(entry.gradients))

@@ -49,6 +49,8 @@ class OpBenchmark:
     per column do not count. An op without a gradient has no "backward"."""
     aims: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Target share of `copy_`'s rate by shape class and direction."""
+    first: Callable[[Tensor], Tensor] = Tensor.detach
+    """Returns the first tensor, from random numbers of its shape and dtype."""
     suite: str = "rows"
     """The suite of shape classes, a key of `workloads.SUITES`."""
     gradients: int = 1
