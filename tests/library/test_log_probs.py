@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import tridal
 from pairwise import covering_rows
 from tridal.library.log_probs import log_probs as of_logits
+from tridal.library.losses import linear_chunks
 from tridal.testing.implementation import implementation
 
 Tensor = torch.Tensor
@@ -178,6 +179,23 @@ def test_saved_logits_are_computed_once(
     second = torch.autograd.grad(found, (x, matrix), torch.ones_like(found))
     assert computed.count(5) == (3 if save_logits else 9)
     assert_close(first, second, rtol=0, atol=0)
+
+
+def test_saved_logits_take_one_product_for_each_gradient(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[tuple[tuple[int, ...], torch.dtype]] = []
+    mm = torch.mm
+
+    def counted(*tensors: Tensor, out: Tensor, **options: Any) -> Tensor:
+        products.append((tuple(out.shape), out.dtype))
+        return mm(*tensors, out=out, **options)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    monkeypatch.setattr(linear_chunks, "chunk_rows", lambda *_: 4)
+    x, matrix = (torch.randn(n, 6, device=device, dtype=torch.bfloat16, requires_grad=True) for n in (9, 5))
+    target = torch.randint(5, (9,), device=device)
+    found: Any = tridal.token_log_probs(x, matrix, target, save_logits=True)
+    torch.autograd.grad(found, (x, matrix), torch.ones_like(found))
+    assert products == [(shape, torch.bfloat16) for shape in ((9, 5), (9, 6), (5, 6))]
 
 
 def test_saved_logits_may_be_kept_by_hooks(device: torch.device) -> None:

@@ -114,7 +114,7 @@ def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
             check_ids(call.op.name, logits, target[rows], ids[rows], numbers[2])
             at_ids[rows] = log_probs_at(logits, target[rows], ids[rows], found[-2:], numbers)
 
-    in_chunks(call, named, [False] * 3, of_chunk, kept)
+    in_chunks(call, named, [False] * 3, of_chunk, kept, at_once=kept is not None)
     return log_prob, entropy, at_ids, correct, *statistics, kept
 
 
@@ -140,7 +140,9 @@ def _gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
         of_ids = None if ids is None or ids_grad is None else (ids[rows], ids_grad[rows])
         return _with_ids(logits_gradient, logits, index, given, of_ids, named, in_place=True)
 
-    found = in_chunks(call, named, named["output_mask"], of_chunk, kept, filled=kept is not None)
+    saved = kept is not None
+    at_once = saved and may_overwrite  # else, the gradient of all logits would need as much memory again
+    found = in_chunks(call, named, named["output_mask"], of_chunk, kept, filled=saved, at_once=at_once)
     return linear_chunks.as_tensors(found, named)
 
 

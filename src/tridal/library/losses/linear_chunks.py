@@ -126,7 +126,7 @@ def _input_gradient(dlogits: Tensor, matrix: Tensor, columns: list[slice], out: 
 
 def in_chunks(
     call: Steps, named: Named, needs: Sequence[bool], compute: Callable[[Tensor, slice], Tensor | None],
-    kept: Tensor | None = None, filled: bool = False,
+    kept: Tensor | None = None, filled: bool = False, at_once: bool = False,
 ) -> list[Tensor | None]:  # fmt: skip
     """Calls compute(logits, rows) for the logits of each chunk. It may overwrite logits that are not kept.
 
@@ -134,21 +134,23 @@ def in_chunks(
     `compute` returns the gradient of the logits then, else None.
 
     The logits of all chunks are in `kept`, if it is a `logits_buffer`. An earlier call has computed them if it is
-    `filled`.
+    `filled`. If nothing else needs chunks, `at_once` makes all rows one, unless the call names their size. The gradient
+    of the weight is then one product, which needs no sum in another dtype.
     """
     input, linear_weight, bias = (named[name] for name in LAYER)
     matmul_dtype, accum_dtype = named["matmul_dtype"], named["accum_dtype"]
     x, matrix = input.detach().to(matmul_dtype), linear_weight.detach().flatten(0, -2).to(matmul_dtype)
     bias = None if bias is None else bias.detach().flatten().to(matmul_dtype)
     rows, classes, shape = x.shape[0], matrix.shape[0], linear_weight.shape[:-1]
+    step = named["chunk_size"] or (rows if at_once else chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype))
+    one = at_once and 0 < rows <= step and linear_weight.dtype is matmul_dtype
     grads: list[Any] = [
         x.new_empty(x.shape) if needs[0] else None,
-        x.new_empty(matrix.shape, dtype=accum_dtype) if needs[1] else None,
+        x.new_empty(matrix.shape, dtype=matmul_dtype if one else accum_dtype) if needs[1] else None,
         x.new_zeros(classes, dtype=accum_dtype) if needs[2] else None,
     ]
     if needs[1] and not rows:
         grads[1].zero_()
-    step = named["chunk_size"] or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
     vector = vector_of(call, x, classes)
     width = math.ceil(classes / vector) * vector
     held = min(step, rows) if kept is None else rows
@@ -159,7 +161,7 @@ def in_chunks(
     whole = classes // vector * vector
     columns = [slice(0, whole), slice(whole, classes)] if 0 < whole < classes else [slice(0, classes)]
     with without_autocast(x.device.type):
-        for start in range(0, rows, step):
+        for start in range(0, rows, step or 1):
             part = slice(start, start + step)
             flat = memory[: rows - start] if kept is None else memory[part]
             for of in [] if filled else columns:
