@@ -29,11 +29,7 @@ class Writer(Text):
     # --- where a tile is
 
     def block_of_program(self, group: str) -> None:
-        """The block of a program, its first tile and the end, and the number of groups of programs of each block.
-
-        Arguments:
-            group: the index of the program's group.
-        """
+        """The block of a program in this group, its first tile and the end, and the number of groups of each block."""
         self("""
             # Each program computes tiles of one block.
             groups = tl.num_programs(0) // PROGRAMS_PER_ROW // outer

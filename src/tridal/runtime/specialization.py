@@ -101,19 +101,11 @@ class KernelCall:
         lengths += [*layout.jumps, layout.inner if layout.layout == "inner" else layout.cols, *self.addresses]
         outer, inner = layout.rounded
         return Problem(
-            cols=layout.cols,
-            inner=inner,
-            outer=outer,
-            **dtypes,
-            per_block=bool(kernel.per_block),
-            passes=kernel.passes,
-            live_tiles=kernel.live_tiles + len(dtypes["added"]),
-            statistics=len(kernel.statistics),
-            layout=layout.layout,
+            layout.cols, inner, outer, **dtypes, passes=kernel.passes, statistics=len(kernel.statistics),
+            live_tiles=kernel.live_tiles + len(dtypes["added"]), layout=layout.layout,
             aligned=not any(length % ALIGNMENT for length in lengths),
-            scale_mask=self.scale_mask != NO_SCALE_MASK,
-            whole_rows=kernel.whole_rows,
-        )
+            scale_mask=self.scale_mask != NO_SCALE_MASK, per_block=bool(kernel.per_block), whole_rows=kernel.whole_rows,
+        )  # fmt: skip
 
     @functools.cached_property
     def problem(self) -> Problem:
