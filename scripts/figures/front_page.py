@@ -153,9 +153,9 @@ def all_ops(results: Results) -> list[str]:
         gaps += [(*count[2:], op, gpu, count) for op, count in zip(measured.ops, counts, strict=True)]
     most, other, op, gpu, (fastest, points, *_) = max(gaps)
     return [
-        f"Over {len(measured.ops)} ops, it is {' and '.join(won)}. The largest gap is that of "
-        f"{benchmark_pages.NAMES[op]} on the {gpu.upper()}: {other} is up to {most:.2f}x as fast at one of the "
-        f"{points - fastest} points of {points} where tridal is behind.",
+        f"Over {len(measured.ops)} ops, it leads or ties {' and '.join(won)}. The largest gap is that of "
+        f"{benchmark_pages.NAMES[op]} on the {gpu.upper()}: {other} is up to {most:.2f}x as fast at one "
+        f"of {points} points; tridal leads or ties at {fastest} of them.",
     ]
 
 
@@ -184,10 +184,14 @@ def libraries(results: Results) -> list[str]:
         (
             "eager training of Hugging Face models",
             OURS,
-            f"{', '.join(gains)}; before tridal replaces a class of transformers, it compares the results",
+            f"with the fused loss, {', '.join(gains)}; each class of transformers is compared before it is replaced",
         ),
         ("odd widths, wide rows, slices, any strides", OURS, widths),
-        ("your own row op, or your own device", OURS, "one file of math, or one file of numbers, but no kernel"),
+        (
+            "your own row op, or your own device",
+            OURS,
+            "Triton functions of an element or a row, or one file of numbers; tridal writes the kernel",
+        ),
         (
             "the least memory in eager training of LLaMA and similar models",
             "Liger-Kernel",
