@@ -6,8 +6,8 @@ The models have random weights. A training step is a forward with labels and a b
 `--work adamw`, it ends with a step of AdamW. Decoding is greedy generation with a cache. The providers are: the
 unchanged model; `tridal.override_torch`; `tridal.kernelize`, with and without `fused_loss=True`; Liger-Kernel's patch;
 torch.compile alone, and with kernelize. Each of them gets a model with the same weights. If it is not installed, or
-fails, the reason is listed. Prints medians as a table, and writes them to models.json, and with matplotlib to pictures.
-Needs the package transformers.
+fails, the reason is listed. Ctrl-C ends a run and keeps its results. Prints medians as a table, and writes them to
+models.json, and with matplotlib to pictures. Needs the package transformers.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class Bench:
             model = self._model(result.model)
             with PROVIDERS[result.provider](model) as ready:
                 (self._decode if result.work == "decoding" else self._train)(result, ready)
+        except KeyboardInterrupt:  # the run ends, and keeps its results
+            result.problem, self.end = "interrupted", time.monotonic()
         except Exception as error:
             result.problem = f"{type(error).__name__}: {error}".split("\n")[0][:200]
             result.tokens_per_second = result.milliseconds = result.peak_gib = None  # of an earlier round
