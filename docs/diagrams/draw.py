@@ -1,6 +1,6 @@
 """Draws the diagrams of the documentation as SVG files beside this script: `python docs/diagrams/draw.py`.
 
-The files have a light and a dark colour scheme. They are narrow, so that their text is readable on a phone.
+The files have a light and a dark color scheme. They are narrow, so that their text is readable on a phone.
 """
 
 from __future__ import annotations

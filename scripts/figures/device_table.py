@@ -29,6 +29,9 @@ ON_PAGES = {
     ("linear_cross_entropy", "h200"): "cross-entropy.md#memory-and-time",
     ("token_log_probs", "h200"): "log-probs.md#memory-or-time",
     ("gated_rms_norm", "h200"): "performance-notes.md#norms-and-losses",
+    ("modulated_layer_norm", "h200"): "norms.md#modulated-norms",
+    ("modulated_rms_norm", "h200"): "norms.md#modulated-norms",
+    ("gated_modulated_layer_norm", "h200"): "norms.md#modulated-norms",
 }
 """The sections with measurements of an op on a GPU that have no results.json."""
 
