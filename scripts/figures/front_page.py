@@ -90,8 +90,8 @@ def gains(results: Results) -> list[str]:
 
 def models(results: Results) -> list[str]:
     """A table of training steps."""
-    lines = []
-    for model, title in MODELS.items():
+    lines, titles = [], MODELS | {"gemma": "Gemma (1.8B)"}
+    for model, title in titles.items():
         rates, peaks = [f"{title}: tokens/s"], [f"{title}: peak memory"]
         for provider in TRAINING.values():
             step = results.models[model, "training", provider]
@@ -107,10 +107,10 @@ def models(results: Results) -> list[str]:
         step = results.models[model, "training", "kernelize"]
         return f"{results.speed(model, 'kernelize'):.2f}x in {step['peak_gib']:.1f} GiB"
 
-    without = ", ".join(f"{title.partition(' (')[0]} {plain(model)}" for model, title in MODELS.items())
+    without = ", ".join(f"{title.partition(' (')[0]} {plain(model)}" for model, title in titles.items())
     batch = (
-        "A step is a forward and a backward over 8,192 tokens with random weights on an H100, without an optimizer "
-        f"([method](SPEED)). The column of tridal has `fused_loss=True`. Without it: {without}."
+        "A step is a forward and a backward over 8,192 tokens (Gemma: 4,096) with random weights on an H100, without "
+        f"an optimizer ([method](SPEED)). The column of tridal has `fused_loss=True`. Without it: {without}."
     )
     return [*table(["training step, bfloat16", *TRAINING], lines), "", batch]
 

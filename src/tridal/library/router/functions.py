@@ -34,29 +34,29 @@ def route_top_k(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The weights and the indices of the k experts of each token, the router of a mixture of experts.
 
-    The k experts with the largest score + bias are chosen, the first choice first. Of equal ones, the expert with the
-    lower index comes first, and NaN is larger than all numbers. The weights are scores without the bias. So the
-    softmax of the k largest logits has `normalize=True`: score / sum of the chosen scores.
+    The k experts with the largest score + bias are chosen, the first choice first. Ties go to the expert with the lower
+    index, and NaN is larger than all numbers. The weights are the scores without the bias. With `normalize=True`, these
+    are divided by their sum, which makes the softmax over all experts that of the k largest logits.
 
     Args:
         logits: a tensor whose last dim contains the experts, with any strides.
         k: the number of experts of each token.
         score: "softmax" over all experts, "sigmoid", or "sqrtsoftplus": sqrt(log(1 + exp(logit))), as in DeepSeek-V4.
-        bias: a number per expert, with which experts are chosen. It has no gradient.
+        bias: a number per expert that influences the choice only. It has no gradient.
         groups: how many groups of neighboring experts there are. Experts are chosen in `top_groups` of them only, as in
             DeepSeek-V2 and DeepSeek-V3.
         top_groups: how many groups are chosen.
         group_score: the score of a group: "max" is the largest score + bias of its experts, and "top2" the sum of the
             largest two.
         normalize: whether weights are divided by their sum + `eps`.
-        eps: is added to the sum.
-        scaling_factor: a factor of the weights.
+        eps: added to the sum.
+        scaling_factor: multiplies the weights.
         dtype: the dtype of the weights, by default that of the logits. Scores are computed in float32 (float64 for
             float64).
         stream: see `tridal.softmax`.
 
     Returns:
-        The weights and the indices in int64. Both have the shape of the logits with k instead of the experts.
+        The weights and their int64 indices, both with the shape of the logits and k in place of the experts.
 
     Raises:
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an
