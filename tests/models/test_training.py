@@ -28,7 +28,8 @@ to 0.9 eps, because the loss itself is computed in float32 from the errors of ma
 """
 LEFT: dict[str, dict[str, str]] = {
     "Qwen3Next": {}, "Qwen3_5Text": {}, "Gemma3Text": {}, "Gemma4Text": {}, "DeepseekV3": {}, "Glm4": {}, "Glm4Moe": {},
-    "DeepseekV4": dict.fromkeys(("DeepseekV4Attention", "DeepseekV4HCACompressor"), "it does not rotate the first"),
+    "DeepseekV4": {**dict.fromkeys(("DeepseekV4Attention", "DeepseekV4HCACompressor"), "it does not rotate the first"),
+                   "DeepseekV4HashRouter": "it has the tensors tid2eid"},
     "Llama4Text": {"Llama4TextAttention": "(xq, xk, freqs_cis)", "Llama4TextExperts": "the method _apply_gate",
                    "Llama4Router": "it does not return logits, weights and indices"},
     "ModernBert": {"ModernBertForMaskedLM": "its loss_function is ForMaskedLMLoss"},
