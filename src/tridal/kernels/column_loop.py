@@ -164,13 +164,9 @@ def add_to_stored_sums(w: Writer) -> None:
     if names:
         w("sum_column = column_block * COLS + tl.arange(0, COLS)")
     for name in names:
-        term = f"tl.sum({w.write_sum_term(name, p.body)}, {1 - p.axis})"
-        w(
-            f"""
+        named = tile_range(p) | {"TERM": f"tl.sum({w.write_sum_term(name, p.body)}, {1 - p.axis})"}
+        w(f"""
             {name}_at = {name}_sums + tl.cast(tl.program_id(0), tl.int64) * cols + sum_column
             is_later_tile = tile != FIRST_TILE
             sum_of_{name} = tl.load({name}_at, mask=(sum_column < cols) & is_later_tile, other=0.0)
-            tl.store({name}_at, sum_of_{name} + TERM, mask=sum_column < cols)""",
-            **tile_range(p),
-            TERM=term,
-        )
+            tl.store({name}_at, sum_of_{name} + TERM, mask=sum_column < cols)""", **named)  # fmt: skip

@@ -157,12 +157,14 @@ class RowKernel:
         The functions stay the same: that of an output computes the term of a sum over the rows of a block. Equal
         arguments give the same kernel.
         """
+        if not names:
+            return self
         changed: dict[str, Any] = {"per_block": names}
-        for field, columns in (("reads", "column_reads"), ("writes", "column_writes")) if names else ():
+        for field, columns in (("reads", "column_reads"), ("writes", "column_writes")):
             moved = tuple(name for name in getattr(self, field) if name in names)
             changed[field] = tuple(name for name in getattr(self, field) if name not in names)
             changed[columns] = (*getattr(self, columns), *moved)
-        return _changed(self, **changed) if names else self
+        return _changed(self, **changed)
 
     def writing(self, *names: str) -> RowKernel:
         """Removes the outputs that are not named. Equal arguments give the same kernel."""

@@ -76,8 +76,8 @@ class TextPlan:
         """The names that functions of any role declare."""
         self.has_index = bool(kernel.row_index in self.all_used or self.picks or self.picks_column)
         self.has_top = bool(kernel.top_writes or kernel.top_index)
-        self.has_rows = bool(self.has_index or self.has_top or kernel.row_writes)
-        self.has_rows = self.has_rows or not self.all_used.isdisjoint(kernel.row_reads)
+        reads_rows = not self.all_used.isdisjoint(kernel.row_reads)
+        self.has_rows = bool(self.has_index or self.has_top or kernel.row_writes or reads_rows)
         self.stride_groups = {f"{kernel.reads[0]}_ptr": "in", **dict(kernel.stride_groups)}
         self.body_length = f"(cols - head) // {self.vector} * {self.vector}" if self.peel else "cols"
         self.begins = bool(self.peel or self.rank or loops)

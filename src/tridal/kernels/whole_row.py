@@ -131,11 +131,9 @@ def tiles(w: Writer) -> Iterator[None]:
     if not p.persistent:
         w("tile = group" if p.rank else "tile = tl.program_id(0)")
         yield
-    elif p.per_block:
-        with w("for tile in tl.range(first_tile + group % groups, tiles, groups, num_stages=NUM_STAGES):"):
-            yield
     elif not claims_tiles(p):
-        with w("for tile in tl.range(group, tiles, groups, num_stages=NUM_STAGES):"):
+        first = "first_tile + group % groups" if p.per_block else "group"
+        with w("for tile in tl.range(FIRST_TILE, tiles, groups, num_stages=NUM_STAGES):", FIRST_TILE=first):
             yield
             if p.exchange:
                 w("clear_slots(workspace, tile - groups, rank)")

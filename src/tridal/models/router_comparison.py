@@ -1,7 +1,7 @@
 """Compares routers with `tridal.route_top_k`.
 
-A copy of the module is called with tokens that select a column of the weight. So the logits of a token are exact in all
-dtypes, and differ from each other. Some are so small that they show what is added to a sum of scores.
+A copy of the module is called with tokens that select a column of the weight, so that the logits of a token are exact
+in all dtypes, and differ from each other. Some are so small that they show what is added to a sum of scores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 _TOLERANCE = 1e-5
 """The largest relative difference of float32 weights, whose sums may be computed in another order."""
 _OFFSETS = (0.0, -12.0, -36.0, -120.0)
-"""Are added to the logits of a token. The sigmoids of the last ones are zero in float32."""
+"""Added to the logits of a token. The sigmoids of the last ones are zero in float32."""
 _EPS = (0.0, 1e-20, 1e-12, 1e-9, 1e-6)
 """Numbers that are added to sums of scores."""
 _TOKENS, _DENSE = 40, 8

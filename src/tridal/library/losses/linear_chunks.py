@@ -142,8 +142,10 @@ def in_chunks(
     x, matrix = input.detach().to(matmul_dtype), linear_weight.detach().flatten(0, -2).to(matmul_dtype)
     bias = None if bias is None else bias.detach().flatten().to(matmul_dtype)
     rows, classes, shape = x.shape[0], matrix.shape[0], linear_weight.shape[:-1]
-    step = named["chunk_size"] or (rows if at_once else chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype))
-    one = at_once and 0 < rows <= step and linear_weight.dtype is matmul_dtype
+    step = named["chunk_size"] or (
+        max(rows, 1) if at_once else chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
+    )
+    one = at_once and rows <= step and linear_weight.dtype is matmul_dtype
     grads: list[Any] = [
         x.new_empty(x.shape) if needs[0] else None,
         x.new_empty(matrix.shape, dtype=matmul_dtype if one else accum_dtype) if needs[1] else None,
@@ -161,7 +163,7 @@ def in_chunks(
     whole = classes // vector * vector
     columns = [slice(0, whole), slice(whole, classes)] if 0 < whole < classes else [slice(0, classes)]
     with without_autocast(x.device.type):
-        for start in range(0, rows, step or 1):
+        for start in range(0, rows, step):
             part = slice(start, start + step)
             flat = memory[: rows - start] if kept is None else memory[part]
             for of in [] if filled else columns:

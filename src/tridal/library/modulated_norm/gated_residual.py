@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tridal.library.modulated_norm.modulated_norm import (
+    MODULATED_LAYER_NORM,
+    MODULATED_RMS_NORM,
     layer_norm_gradient,
     modulated_layer_norm,
     modulated_op,
@@ -54,79 +58,50 @@ def _rms_norm_gradient(
     return gate * total, total, branch * total, *others
 
 
+def _forward(kernel: RowKernel, *statistics: Statistic) -> RowKernel:
+    """Returns the forward of a norm for residual + gate * x."""
+    name = f"gated_{kernel.name}"
+    return replace(
+        kernel, name=name, module=MODULE, reads=("x", "residual", "gate", "scaling", "shift"), statistics=statistics,
+        writes=(name, "gated_sum"), live_tiles=5,
+    )  # fmt: skip
+
+
+def _backward(kernel: RowKernel, norm: str) -> RowKernel:
+    """Returns the gradient of a norm for residual + gate * x. `norm` begins the names of its functions."""
+    return replace(
+        kernel, name=f"gated_{kernel.name}", module=MODULE, reads=("dy", "dsum", "x", "branch", "gate", "scaling"),
+        added=None, neutral_padding=False, live_tiles=9,
+        writes=(
+            f"{norm}_branch_gradient", f"{norm}_sum_gradient", f"{norm}_gate_gradient", f"{norm}_scale_gradient",
+            "shift_gradient",
+        ),
+    )  # fmt: skip
+
+
 GATED_MODULATED_LAYER_NORM = modulated_op(
     LAYER_NORM,
     (
-        RowKernel(
-            name="gated_modulated_layer_norm",
-            module=MODULE,
-            reads=("x", "residual", "gate", "scaling", "shift"),
-            column_reads=("weight", "bias"),
-            statistics=(
-                Statistic("total", "sum", term="gated_sum"),
-                Statistic("squares", "sum", term="gated_square_deviation", rebase="rebase_squares"),
-            ),
-            row_value="inverse_deviation",
-            writes=("gated_modulated_layer_norm", "gated_sum"),
-            row_writes=("mean", "inverse_deviation"),
-            parameters=("eps",),
-            constants=(("SUM_DTYPE", "float32"),),
-            neutral_padding=True,
-            live_tiles=5,
+        _forward(
+            MODULATED_LAYER_NORM.kernels[0],
+            Statistic("total", "sum", term="gated_sum"),
+            Statistic("squares", "sum", term="gated_square_deviation", rebase="rebase_squares"),
         ),
-        RowKernel(
-            name="gated_modulated_layer_norm_backward",
-            module=MODULE,
-            reads=("dy", "dsum", "x", "branch", "gate", "scaling"),
-            row_reads=("mean", "inverse_deviation"),
-            column_reads=("weight", "bias"),
-            statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="layer_product")),
-            writes=(
-                "layer_branch_gradient", "layer_sum_gradient", "layer_gate_gradient", "layer_scale_gradient",
-                "shift_gradient",
-            ),
-            column_writes=("layer_weight_gradient", "bias_gradient"),
-            live_tiles=9,
-        ),
+        _backward(MODULATED_LAYER_NORM.kernels[1], "layer"),
     ),
     ("weight", "bias"),
     gated=True,
     reference=_layer_norm,
     gradient=_layer_norm_gradient,
-)  # fmt: skip
+)
 GATED_MODULATED_RMS_NORM = modulated_op(
     RMS_NORM,
     (
-        RowKernel(
-            name="gated_modulated_rms_norm",
-            module=MODULE,
-            reads=("x", "residual", "gate", "scaling", "shift"),
-            column_reads=("weight",),
-            statistics=(Statistic("squares", "sum", term="gated_square"),),
-            row_value="inverse_rms",
-            writes=("gated_modulated_rms_norm", "gated_sum"),
-            row_writes=("inverse_rms",),
-            parameters=("eps",),
-            constants=(("SUM_DTYPE", "float32"),),
-            neutral_padding=True,
-            live_tiles=5,
-        ),
-        RowKernel(
-            name="gated_modulated_rms_norm_backward",
-            module=MODULE,
-            reads=("dy", "dsum", "x", "branch", "gate", "scaling"),
-            row_reads=("inverse_rms",),
-            column_reads=("weight",),
-            statistics=(Statistic("dot", "sum", term="rms_product"),),
-            writes=(
-                "rms_branch_gradient", "rms_sum_gradient", "rms_gate_gradient", "rms_scale_gradient", "shift_gradient",
-            ),
-            column_writes=("rms_weight_gradient",),
-            live_tiles=9,
-        ),
+        _forward(MODULATED_RMS_NORM.kernels[0], Statistic("squares", "sum", term="gated_square")),
+        _backward(MODULATED_RMS_NORM.kernels[1], "rms"),
     ),
     ("weight",),
     gated=True,
     reference=_rms_norm,
     gradient=_rms_norm_gradient,
-)  # fmt: skip
+)
