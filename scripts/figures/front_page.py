@@ -212,14 +212,19 @@ def libraries(results: Results) -> list[str]:
     return table(["you want", "use", "reason"], lines)
 
 
-def training(results: Results) -> list[str]:
+def training(results: Results, work: str = "training", title: str = "training") -> list[str]:
     """A table of all training steps."""
     lines = []
-    for each in results.measured("training"):
+    for each in results.measured(work):
         model, provider = each["model"], each["provider"]
-        speed, memory = f"{results.speed(model, provider):.2f}", f"{each['peak_gib']:.1f}"
+        speed, memory = f"{results.speed(model, provider, work):.2f}", f"{each['peak_gib']:.1f}"
         lines.append([f"{model}, {NAMES[provider]}", f"{each['tokens_per_second']:,.0f}", speed, memory])
-    return as_lines((["training", "tokens/s", "relative", "peak memory, GiB"], lines))
+    return as_lines(([title, "tokens/s", "relative", "peak memory, GiB"], lines))
+
+
+def adamw(results: Results) -> list[str]:
+    """A table of training steps that end with a step of AdamW."""
+    return training(results, "adamw", "training with AdamW")
 
 
 def decoding(results: Results) -> list[str]:
@@ -232,5 +237,5 @@ def decoding(results: Results) -> list[str]:
     return as_lines((["decoding", "tokens/s", "±%"], lines))
 
 
-BLOCKS = {function.__name__: function for function in (gains, models, ops, libraries, training, decoding)}
+BLOCKS = {function.__name__: function for function in (gains, models, ops, libraries, training, adamw, decoding)}
 """The functions that write blocks. They get all results."""

@@ -36,10 +36,10 @@ def all_pictures(stored: Results) -> dict[Path, plot_style.Picture]:
             shown = (picture for picture in plots.make_pictures(document) if picture.name in SHOWN)
             found |= {gpu.folders[op] / f"{picture.name}.svg": picture for picture in shown}
     found[BENCHMARKS / "front.svg"] = plot_front(stored.ops["softmax"])
-    record = stored.models_record
-    results = [Result(**result) for result in record["results"] if result["work"] == "training"]
-    for picture in model_plots.make_pictures(results, record["device"], record["versions"]):
-        found[BENCHMARKS / "models" / f"{picture.name}.svg"] = picture
+    for record in stored.models_records:
+        results = [Result(**result) for result in record["results"] if result["work"] != "decoding"]
+        for picture in model_plots.make_pictures(results, record["device"], record["versions"]):
+            found[BENCHMARKS / "models" / f"{picture.name}.svg"] = picture
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ OPS = {"softmax": ".", "rms_norm": "rms_norm", "layer_norm": "layer_norm", "cros
 """The folder of each op's results on an H200, with FlagGems and quack."""
 GPUS = ("h100", "h200")
 """The folders with a folder for each op's results on a GPU, with the newest plans."""
+MODELS = ("models.json", "adamw.json")
+"""The results of models: steps of training and decoding on an H100, and steps with AdamW on an H200."""
 
 Document = Mapping[str, Any]
 """The results of an op, as `tridal bench` writes them."""
@@ -38,22 +40,23 @@ class Results(Ops):
         super().__init__({op: folder / name for op, name in OPS.items()})
         files = {gpu: sorted((folder / gpu).glob("*/results.json")) for gpu in GPUS}
         self.gpus = {gpu: Ops({file.parent.name: file.parent for file in files[gpu]}, f"{gpu}.md") for gpu in GPUS}
-        self.models_record: Mapping[str, Any] = json.loads((folder / "models" / "models.json").read_text())
-        found = self.models_record["results"]
+        records = (json.loads((folder / "models" / name).read_text()) for name in MODELS)
+        self.models_records: Sequence[Mapping[str, Any]] = list(records)
+        found = [each for record in self.models_records for each in record["results"]]
         self.models = {(each["model"], each["work"], each["provider"]): each for each in found}
 
     def measured(self, work: str) -> list[Mapping[str, Any]]:
-        """Returns the measurements of models in training or decoding."""
+        """Returns the measurements of models in one kind of work, such as training."""
         return [each for each in self.models.values() if each["work"] == work and each["tokens_per_second"]]
 
-    def speed(self, model: str, provider: str) -> float:
+    def speed(self, model: str, provider: str, work: str = "training") -> float:
         """Returns the tokens per second of a training step, relative to the unchanged model."""
-        return self._relative(model, provider, "tokens_per_second")
+        return self._relative(model, provider, "tokens_per_second", work)
 
     def memory(self, model: str, provider: str) -> float:
         """Returns the peak memory of a training step, relative to the unchanged model."""
-        return self._relative(model, provider, "peak_gib")
+        return self._relative(model, provider, "peak_gib", "training")
 
-    def _relative(self, model: str, provider: str, quantity: str) -> float:
-        values = [self.models[model, "training", name][quantity] for name in (provider, "unchanged")]
+    def _relative(self, model: str, provider: str, quantity: str, work: str) -> float:
+        values = [self.models[model, work, name][quantity] for name in (provider, "unchanged")]
         return float(values[0] / values[1])
