@@ -26,11 +26,12 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
 
 def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
     cols = problem.tile_cols
-    if problem.itemsize == 2 and not problem.aligned:
+    if not problem.aligned and (problem.itemsize == 2 or cols > tuning.SUMS_UNALIGNED_NARROW_COLS):
         if cols <= tuning.SUMS_UNALIGNED_COLS:
-            yield KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.SUMS_UNALIGNED_COLS // 64))
+            yield KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD))
         else:
-            block = tuning.SUMS_MIN_BLOCK_COLS
+            wide = problem.cols > tuning.SUMS_WIDE_COLS
+            block = tuning.SUMS_MIN_BLOCK_COLS if wide else tuning.SUMS_UNALIGNED_BLOCK_COLS
             warps = warps_for(block, tuning.SUMS_ELEMENTS_PER_THREAD)
             yield KernelConfig("cooperative", 1, block, warps, programs_per_row=cdiv(problem.cols, block))
         return
@@ -38,7 +39,8 @@ def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
         narrow = cols <= tuning.SUMS_NARROW_COLS and not (problem.few_slots and len(problem.column_writes) > 1)
         most = min(tuning.SUMS_NARROW_ROWS if narrow else tuning.SUMS_ROWS, tuning.SUMS_TILE_ELEMENTS // cols)
         rows = next_power_of_2(problem.inner, max(1, most))
-        many = narrow and problem.itemsize == 2
+        padded = cols <= tuning.SUMS_PADDED_COLS and problem.cols <= (1 - tuning.SUMS_PADDING) * cols
+        many = problem.itemsize == 2 if narrow else padded
         per_thread = tuning.FEW_ELEMENTS_PER_THREAD if many else tuning.SUMS_ELEMENTS_PER_THREAD
         stages = tuning.SUMS_STAGES - 1 if narrow else tuning.SUMS_STAGES
         yield KernelConfig("whole_row", rows, cols, warps_for(rows * cols, per_thread), stages)

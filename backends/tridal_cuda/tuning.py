@@ -34,10 +34,17 @@ SUMS_WIDE_COLS = 65_536  # wider rows have blocks of SUMS_MAX_BLOCK_COLS
 SUMS_TILE_ELEMENTS, SUMS_ROWS, SUMS_NARROW_ROWS = 2048, 4, 32  # at most, of several narrow rows
 SUMS_NARROW_COLS = 256  # rows of at most so many columns have fewer stages, and in 16-bit dtypes fewer threads
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
-# Unaligned 16-bit rows are loaded element by element. With a row per tile, or a program for each 1,024 columns, a
-# gradient of RMSNorm takes 0.69 (131072x4097), 0.70 (16384x8191), 0.62 (262144x257) and 0.95 (65536x781) of its time
-# with the configurations of aligned rows (H100).
-SUMS_UNALIGNED_COLS = 2048
+# Threads of a tile with so much padding have FEW_ELEMENTS_PER_THREAD. Shares of copy with 16 (32), H200: RMSNorm fp32
+# 2560 columns 0.83 (0.96), 3072 0.89 (0.96), bf16 1152 0.84 (0.87); LayerNorm bf16 768 0.85 (0.92), 1152 0.72 (0.81),
+# 2560 0.75 (0.80). fp32 loses 2% at most: RMSNorm 1280 0.98 (0.96). Wider tiles gain 1 to 3% only, and some kernels
+# spill.
+SUMS_PADDING, SUMS_PADDED_COLS = 1 / 4, 4096
+# Unaligned rows are loaded element by element. Shares of copy of a gradient of RMSNorm with the tiles of aligned rows
+# (with these constants), H200, fp32: 1537 columns 0.74 (0.88), 2049 0.56 (0.83), 4097 0.50 (0.84), 12289 0.78 (0.85),
+# but 781 0.81 (0.76). With blocks of 1,024 columns and two warps, 4097 columns have 0.48 (0.55) in bf16 and 0.80 (0.84)
+# in fp32. LayerNorm gains as much.
+SUMS_UNALIGNED_COLS, SUMS_UNALIGNED_BLOCK_COLS = 2048, 512
+SUMS_UNALIGNED_NARROW_COLS = 1024  # of 32-bit rows
 SUMS_STAGES = 3  # tiles in flight; the sums leave too few registers for more programs
 SUMS_MIN_TILES = 4  # per program: each program also writes its sums, which a second kernel reads
 
