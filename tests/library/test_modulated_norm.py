@@ -133,6 +133,27 @@ def test_result_is_rounded_once_to_the_dtype_of_the_input(device: torch.device, 
         assert_close(gradient.double(), expected, rtol=2**-9, atol=2**-9)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@each
+def test_casting_llama_rounds_each_step_as_torch_does(device: torch.device, name: str, gated: bool) -> None:
+    """Without a casting, a third of the elements are rounded to another number."""
+    x, residual = torch.randn(2, 2, 50, 64, device=device).half()
+    scale, shift, gate = torch.randn(3, 2, 1, 64, device=device).half()
+    weight = torch.randn(64, device=device).half()
+    total = residual + gate * x if gated else x
+    n = torch.nn.functional.layer_norm(total, (64,), weight, eps=EPS)
+    if name == "rms_norm":
+        wide = total.float()
+        n = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).half() * weight
+    expected, function = n * (1 + scale) + shift, getattr(tridal, f"modulated_{name}")
+    options = {"residual": residual, "gate": gate} if gated else {}
+    for casting in (None, "llama"):
+        found = function(x, scale, (64,), weight, eps=EPS, shift=shift, casting=casting, **options)
+        y, *sums = found if gated else (found,)
+        assert (float((y != expected).double().mean()) < 0.02) is (casting == "llama")
+        assert all(float((found != total).double().mean()) < 0.02 for found in sums if casting)
+
+
 @each
 def test_compiled_functions_and_transforms_compute_the_same(device: torch.device, name: str) -> None:
     x, scale, shift = leaves(device, (4, 3, 20), (4, 1, 20), (4, 1, 20), dtype=torch.float32)
@@ -163,6 +184,7 @@ def test_compiled_functions_and_transforms_compute_the_same(device: torch.device
         ({"shift": 1.0}, "shift must be a torch.Tensor or None"),
         ({"weight": torch.ones(5)}, r"weight must have the shape \(8,\)"),
         ({"normalized_shape": (5,)}, "normalized_shape must be the last sizes"),
+        ({"casting": "gemma"}, "casting must be None or 'llama', got 'gemma'"),
     ],
 )
 @each

@@ -28,9 +28,10 @@ def layer(direction: Direction, **options: Any) -> Case:
     return Case("layer_norm", direction, (9, 57), **options)
 
 
-def modulated(direction: Direction, gated: bool = False) -> Case:
+def modulated(direction: Direction, dtype: str = "float32", gated: bool = False, **numbers: Any) -> Case:
     """A case of modulated_layer_norm, whose residual has a gate or not."""
-    return Case("gated_" * gated + "modulated_layer_norm", direction, (9, 57))
+    name = "gated_" * gated + "modulated_layer_norm"
+    return Case(name, direction, (9, 57), dtype=dtype, numbers=tuple(numbers.items()))
 
 
 def route(direction: Direction, **numbers: Any) -> Case:
@@ -94,7 +95,9 @@ MUTANTS = [
         ("modulated_norm.layer_scale_gradient", "the bias has no part in the gradient of the scale", "y + bias", "y",
          modulated(BACKWARD)),
         ("modulated_norm.weighted", "the gradient is not scaled", "1.0 + scaling", "1.0", modulated(BACKWARD)),
-        ("gated_residual.gated_sum", "the gate is dropped", "x * gate", "x", modulated(FORWARD, gated=True)),
+        ("modulated_norm._modulated", "with casting, the scale is dropped", "cast(y, SUM_DTYPE, CASTING) * factor",
+         "cast(y, SUM_DTYPE, CASTING)", modulated(FORWARD, "bfloat16", casting="llama")),
+        ("gated_residual._gated", "the gate is dropped", "x * gate", "x", modulated(FORWARD, gated=True)),
         ("gated_residual.layer_sum_gradient", "the gradient of the sum is dropped", "dsum", "dsum * 0.0",
          modulated(BACKWARD, gated=True)),
         ("gated_residual.layer_branch_gradient", "the gradient of the branch has no gate", "gate", "1.0",

@@ -47,7 +47,7 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
         stored_step: Callable[[torch.dtype], float], formulas: Formulas, subnormal: tuple[float, float],
     ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator, self._truncates = torch.Generator().manual_seed(seed), seed == 0
         self._row, self._row_step = row, STEP * math.sqrt(max(sum_roundings, 1.0))
         self._in_order = sum_roundings >= row[1] > 1  # not as a tree
         self._stored_step, self._matmul_dtype = stored_step, matmul_dtype
@@ -59,8 +59,12 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return x * self._factors(x, step)
 
     def stored(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Changes numbers as those are that are stored in a dtype."""
-        return self.change(x, self._stored_step(dtype))
+        """Changes numbers as those are that are stored in a dtype. With the seed 0, truncates all of them.
+
+        Triton's interpreter truncates, so errors of several roundings do not cancel.
+        """
+        step = self._stored_step(dtype)
+        return x * (1 - step) if self._truncates else self.change(x, step)
 
     def _factors(self, x: Tensor, step: float) -> Tensor:
         made = torch.empty(x.shape, dtype=torch.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -13,10 +13,21 @@ from tridal.errors import ShapeError
 from tridal.library.modulated_norm.gated_residual import GATED_MODULATED_LAYER_NORM, GATED_MODULATED_RMS_NORM
 from tridal.library.modulated_norm.modulated_norm import MODULATED_LAYER_NORM, MODULATED_RMS_NORM
 from tridal.library.norms.checks import check_sizes, traced_sizes
-from tridal.ops import Arguments, Op, accumulator, check_number, check_tensor, compute, is_block_shape, wrong
+from tridal.ops import (
+    Arguments,
+    Op,
+    accumulator,
+    check_choice,
+    check_number,
+    check_tensor,
+    compute,
+    is_block_shape,
+    wrong,
+)
 from tridal.pytorch import check_arguments, op_function, torch_computes
 
 Tensor = torch.Tensor
+Casting = Literal["llama"] | None
 _NAMES = {"scale": "scaling"}  # `scale` is a number of other ops
 
 
@@ -24,7 +35,7 @@ _NAMES = {"scale": "scaling"}  # `scale` is a number of other ops
 def gated_modulated_layer_norm(
     call: Any, input: Tensor, residual: Tensor, gate: Tensor, scale: Tensor, normalized_shape: Sequence[int],
     weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None,
-    stream: Any = None,
+    casting: Casting = None, stream: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Computes `modulated_layer_norm` with a residual and a gate.
 
@@ -36,13 +47,14 @@ def gated_modulated_layer_norm(
     op = GATED_MODULATED_LAYER_NORM
     check_number(MODULATED_LAYER_NORM.name, "eps", eps)
     modulation = {"gate": gate, "scale": scale, "shift": shift}
-    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, weight, bias)
+    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, casting, weight, bias)
 
 
 @op_function(GATED_MODULATED_RMS_NORM, sizes="normalized_shape", names=_NAMES)
 def gated_modulated_rms_norm(
     call: Any, input: Tensor, residual: Tensor, gate: Tensor, scale: Tensor, normalized_shape: Sequence[int],
-    weight: Tensor | None = None, eps: float | None = None, *, shift: Tensor | None = None, stream: Any = None,
+    weight: Tensor | None = None, eps: float | None = None, *, shift: Tensor | None = None, casting: Casting = None,
+    stream: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Computes `modulated_rms_norm` with a residual and a gate.
 
@@ -55,26 +67,26 @@ def gated_modulated_rms_norm(
     if eps is not None:
         check_number(MODULATED_RMS_NORM.name, "eps", eps)
     modulation = {"gate": gate, "scale": scale, "shift": shift}
-    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, weight)
+    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, casting, weight)
 
 
 @overload
 def modulated_layer_norm(
     input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, residual: None = None,
-    gate: None = None, stream: Any = None,
+    gate: None = None, casting: Casting = None, stream: Any = None,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def modulated_layer_norm(
     input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, residual: Tensor,
-    gate: Tensor | None = None, stream: Any = None,
+    gate: Tensor | None = None, casting: Casting = None, stream: Any = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @op_function(MODULATED_LAYER_NORM, sizes="normalized_shape", names=_NAMES)
 def modulated_layer_norm(
     call: Any, input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, residual: Tensor | None = None,
-    gate: Tensor | None = None, stream: Any = None,
+    gate: Tensor | None = None, casting: Casting = None, stream: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """layer_norm(input) * (1 + scale) + shift over the last dims, the adaptive LayerNorm (adaLN) of diffusion models.
 
@@ -90,6 +102,9 @@ def modulated_layer_norm(
         shift: a tensor like the scale. Both may have different shapes.
         residual: a tensor of the input's shape. The sum is rounded to the promoted dtype and normalized.
         gate: a tensor like the scale, by which the input is multiplied before the residual is added.
+        casting: None rounds once. "llama" rounds each step, as a 16-bit model that computes them by torch's ops: 1 +
+            scale to the dtype of the scale; the norm, the product and gate * input to that of the input (plus
+            residual).
         stream: see `tridal.softmax`.
 
     Returns:
@@ -113,29 +128,33 @@ def modulated_layer_norm(
     """
     if gate is not None:
         given = _residual(MODULATED_LAYER_NORM, residual), gate, scale
-        return gated_modulated_layer_norm(input, *given, normalized_shape, weight, bias, eps, shift=shift)
+        return gated_modulated_layer_norm(
+            input, *given, normalized_shape, weight, bias, eps, shift=shift, casting=casting
+        )
     check_number(MODULATED_LAYER_NORM.name, "eps", eps)
     modulation = {"scale": scale, "shift": shift}
-    return _compute(call, MODULATED_LAYER_NORM, (input, residual), modulation, normalized_shape, eps, weight, bias)
+    return _compute(
+        call, MODULATED_LAYER_NORM, (input, residual), modulation, normalized_shape, eps, casting, weight, bias
+    )
 
 
 @overload
 def modulated_rms_norm(
     input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     eps: float | None = None, *, shift: Tensor | None = None, residual: None = None, gate: None = None,
-    stream: Any = None,
+    casting: Casting = None, stream: Any = None,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def modulated_rms_norm(
     input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     eps: float | None = None, *, shift: Tensor | None = None, residual: Tensor, gate: Tensor | None = None,
-    stream: Any = None,
+    casting: Casting = None, stream: Any = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @op_function(MODULATED_RMS_NORM, sizes="normalized_shape", names=_NAMES)
 def modulated_rms_norm(
     call: Any, input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     eps: float | None = None, *, shift: Tensor | None = None, residual: Tensor | None = None,
-    gate: Tensor | None = None, stream: Any = None,
+    gate: Tensor | None = None, casting: Casting = None, stream: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """rms_norm(input) * (1 + scale) + shift over the last dims.
 
@@ -144,6 +163,7 @@ def modulated_rms_norm(
     Args:
         input, scale, normalized_shape, weight, shift, residual, gate, stream: see `modulated_layer_norm`.
         eps: by default, the eps of float32; for float64 input that of float64.
+        casting: see `modulated_layer_norm`. "llama" rounds the norm before the weight multiplies it, too.
 
     Returns:
         A contiguous tensor in the dtype of the input (plus residual), rounded once from float32 (float64 for float64);
@@ -159,11 +179,11 @@ def modulated_rms_norm(
     """
     if gate is not None:
         given = _residual(MODULATED_RMS_NORM, residual), gate, scale
-        return gated_modulated_rms_norm(input, *given, normalized_shape, weight, eps, shift=shift)
+        return gated_modulated_rms_norm(input, *given, normalized_shape, weight, eps, shift=shift, casting=casting)
     if eps is not None:
         check_number(MODULATED_RMS_NORM.name, "eps", eps)
     modulation = {"scale": scale, "shift": shift}
-    return _compute(call, MODULATED_RMS_NORM, (input, residual), modulation, normalized_shape, eps, weight)
+    return _compute(call, MODULATED_RMS_NORM, (input, residual), modulation, normalized_shape, eps, casting, weight)
 
 
 def _residual(op: Op, residual: Tensor | None) -> Tensor:
@@ -175,12 +195,13 @@ def _residual(op: Op, residual: Tensor | None) -> Tensor:
 
 def _compute(
     call: Any, op: Op, tensors: tuple[Tensor, Tensor | None], modulation: dict[str, Tensor | None],
-    normalized_shape: Sequence[int], eps: float | None, *columns: Tensor | None,
+    normalized_shape: Sequence[int], eps: float | None, casting: Casting, *columns: Tensor | None,
 ) -> Any:  # fmt: skip
     """Computes a modulated norm of an input and a residual. `modulation` are gate, scale and shift by name."""
     input, name = tensors[0], op.name.removeprefix("gated_")
     normalized_shape = traced_sizes(normalized_shape)
     check_sizes(name, input, normalized_shape)
+    check_choice(name, "casting", casting, (None, "llama"))
     dims = len(normalized_shape)
     for other, tensor in modulation.items():
         if tensor is None and other == "shift":
@@ -195,7 +216,7 @@ def _compute(
     found = expanded(*given)
     if eps is None:
         eps = torch.finfo(accumulator(*tensors, *modulation.values())).eps
-    arguments = (*found, dims, float(eps))
+    arguments = (*found, dims, float(eps), casting or "")
     check_arguments(Arguments(op.signature, arguments))
     results = 1 if tensors[1] is None else 2
     if torch_computes(op.name, *found):

@@ -9,6 +9,7 @@ import torch
 from tridal.library.modulated_norm.modulated_norm import (
     MODULATED_LAYER_NORM,
     MODULATED_RMS_NORM,
+    cast,
     layer_norm_gradient,
     modulated_layer_norm,
     modulated_op,
@@ -24,18 +25,20 @@ MODULE = "tridal.library.modulated_norm.kernels.gated_residual"
 
 def _layer_norm(
     input: Tensor, residual: Tensor, gate: Tensor, scaling: Tensor, shift: Tensor | None, weight: Tensor | None,
-    bias: Tensor | None, rows: RowReduce, eps: float,
+    bias: Tensor | None, rows: RowReduce, eps: float, casting: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns the modulated norm of the sum, the sum, and mean and 1 / sqrt(variance + eps) of each row."""
-    return modulated_layer_norm(gate * input, residual, scaling, shift, weight, bias, rows, eps)
+    branch = cast(gate * input, rows, casting)
+    return modulated_layer_norm(branch, residual, scaling, shift, weight, bias, rows, eps, casting)
 
 
 def _rms_norm(
     input: Tensor, residual: Tensor, gate: Tensor, scaling: Tensor, shift: Tensor | None, weight: Tensor | None,
-    rows: RowReduce, eps: float,
+    rows: RowReduce, eps: float, casting: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns the modulated norm of the sum, the sum, and 1 / sqrt(mean of squares + eps) of each row."""
-    return modulated_rms_norm(gate * input, residual, scaling, shift, weight, rows, eps)
+    branch = cast(gate * input, rows, casting)
+    return modulated_rms_norm(branch, residual, scaling, shift, weight, rows, eps, casting)
 
 
 def _layer_norm_gradient(

@@ -2,7 +2,7 @@
 
 The scale, which is called `scaling` here, and the shift have a number per element, or a number per column for each
 block of consecutive rows, as those of a batch have. They have the same shape. Others are expanded with strides of zero
-before the op, so torch sums their gradients.
+before the op, so torch sums their gradients. The casting "llama" rounds each step as a 16-bit model does.
 """
 
 from __future__ import annotations
@@ -17,29 +17,37 @@ from tridal.ops import Named, Op, Result, RowKernel, RowReduce, Statistic, numbe
 
 Tensor = torch.Tensor
 MODULE = "tridal.library.modulated_norm.kernels.modulated_norm"
+_CONSTANTS = (("SUM_DTYPE", "float32"), ("FACTOR_DTYPE", "float32"), ("CASTING", ""))
 
 
-def _modulated(y: Tensor, scaling: Tensor, shift: Tensor | None) -> Tensor:
-    y = y * (1 + scaling)
+def cast(x: Tensor, rows: RowReduce, casting: str) -> Tensor:
+    """Returns x rounded to the promoted dtype of input and residual if the casting is "llama"."""
+    input = rows.dtypes["input"]
+    return rows.rounded(x, torch.promote_types(input, rows.dtypes.get("residual", input))) if casting else x
+
+
+def _modulated(y: Tensor, scaling: Tensor, shift: Tensor | None, rows: RowReduce, casting: str) -> Tensor:
+    factor = rows.rounded(1 + scaling, rows.dtypes["scaling"]) if casting else 1 + scaling
+    y = cast(cast(y, rows, casting) * factor, rows, casting)
     return y if shift is None else y + shift
 
 
 def modulated_layer_norm(
     input: Tensor, residual: Tensor | None, scaling: Tensor, shift: Tensor | None, weight: Tensor | None,
-    bias: Tensor | None, rows: RowReduce, eps: float,
+    bias: Tensor | None, rows: RowReduce, eps: float, casting: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns the modulated norm of the sum, the sum, and mean and 1 / sqrt(variance + eps) of each row."""
     y, *others = LAYER_NORM.reference(input, residual, weight, bias, rows, eps, 0.0)
-    return _modulated(y, scaling, shift), *others
+    return _modulated(y, scaling, shift, rows, casting), *others
 
 
 def modulated_rms_norm(
     input: Tensor, residual: Tensor | None, scaling: Tensor, shift: Tensor | None, weight: Tensor | None,
-    rows: RowReduce, eps: float,
+    rows: RowReduce, eps: float, casting: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns the modulated norm of the sum, the sum, and 1 / sqrt(mean of squares + eps) of each row."""
-    y, *others = RMS_NORM.reference(input, residual, weight, rows, eps, 0.0, "")
-    return _modulated(y, scaling, shift), *others
+    y, *others = RMS_NORM.reference(input, residual, weight, rows, eps, 0.0, casting)
+    return _modulated(y, scaling, shift, rows, casting), *others
 
 
 def layer_norm_gradient(
@@ -71,7 +79,10 @@ def rms_norm_gradient(
 
 
 def _constants(named: Named) -> Mapping[str, Any]:
-    return {"SUM_DTYPE": str(total_dtype(named)).removeprefix("torch.")} if "input" in named else {}
+    if "casting" not in named:
+        return {}
+    dtypes = {"SUM_DTYPE": total_dtype(named), "FACTOR_DTYPE": named["scaling"].dtype}
+    return {"CASTING": named["casting"], **{k: str(dtype).removeprefix("torch.") for k, dtype in dtypes.items()}}
 
 
 def dtype_of(name: str) -> Callable[[Named], torch.dtype]:
@@ -102,7 +113,7 @@ def modulated_op(
             *[per_element("gate", or_per_block=True)] * gated, per_element("scaling", or_per_block=True),
             per_element("shift", optional=True, or_per_block=True),
             *(per_column(column, optional=True) for column in columns), number("dims", type="int"),
-            number("eps", range=(1e-12, 1e-2)),
+            number("eps", range=(1e-12, 1e-2)), number("casting", "", range=("", "llama")),
         ),
         results=(
             Result("output", "element", total_dtype, gradient="dy"),
@@ -143,7 +154,7 @@ MODULATED_LAYER_NORM = modulated_op(
             writes=("modulated_layer_norm", "residual_sum"),
             row_writes=("mean", "inverse_deviation"),
             parameters=("eps",),
-            constants=(("SUM_DTYPE", "float32"),),
+            constants=_CONSTANTS,
             neutral_padding=True,
             live_tiles=4,
         ),
@@ -178,7 +189,7 @@ MODULATED_RMS_NORM = modulated_op(
             writes=("modulated_rms_norm", "residual_sum"),
             row_writes=("inverse_rms",),
             parameters=("eps",),
-            constants=(("SUM_DTYPE", "float32"),),
+            constants=_CONSTANTS,
             neutral_padding=True,
             live_tiles=4,
         ),

@@ -10,6 +10,7 @@ import triton.language as tl
 from tridal.kernels.numerics import residual_sum
 from tridal.library.modulated_norm.kernels.modulated_norm import (
     bias_gradient,
+    cast,
     inverse_deviation,
     inverse_rms,
     layer_gradient,
@@ -38,43 +39,54 @@ __all__ = [
 
 
 @triton.jit
-def gated_sum(x, residual, gate, SUM_DTYPE: tl.constexpr):
-    """Returns residual + gate * x, rounded to the dtype in which the sum is stored."""
-    return residual_sum(x * gate, residual, SUM_DTYPE)
+def _gated(x, gate, SUM_DTYPE: tl.constexpr, CASTING: tl.constexpr):
+    """Returns gate * x, rounded if CASTING is "llama"."""
+    return cast(x * gate, SUM_DTYPE, CASTING)
 
 
 @triton.jit
-def gated_square(x, residual, gate, SUM_DTYPE: tl.constexpr):
+def gated_sum(x, residual, gate, SUM_DTYPE: tl.constexpr, CASTING: tl.constexpr):
+    """Returns residual + gate * x, rounded to the dtype in which the sum is stored."""
+    return residual_sum(_gated(x, gate, SUM_DTYPE, CASTING), residual, SUM_DTYPE)
+
+
+@triton.jit
+def gated_square(x, residual, gate, SUM_DTYPE: tl.constexpr, CASTING: tl.constexpr):
     """Returns the term of squares of an RMSNorm."""
-    return square(x * gate, residual, SUM_DTYPE=SUM_DTYPE)
+    return square(_gated(x, gate, SUM_DTYPE, CASTING), residual, SUM_DTYPE=SUM_DTYPE)
 
 
 @triton.jit
 def gated_square_deviation(
-    x, residual, gate, total, count, in_bounds, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
+    x, residual, gate, total, count, in_bounds, SUM_DTYPE: tl.constexpr, CASTING: tl.constexpr, AXIS: tl.constexpr
 ):  # fmt: skip
     """Returns the term of squares of a LayerNorm."""
-    return square_deviation(x * gate, residual, total, count, in_bounds, SUM_DTYPE=SUM_DTYPE, AXIS=AXIS)
+    x = _gated(x, gate, SUM_DTYPE, CASTING)
+    return square_deviation(x, residual, total, count, in_bounds, SUM_DTYPE=SUM_DTYPE, AXIS=AXIS)
 
 
 @triton.jit
 def gated_modulated_layer_norm(
     x, residual, gate, scaling, shift, weight, bias, total, count, inverse_deviation, SUM_DTYPE: tl.constexpr,
-    AXIS: tl.constexpr,
+    FACTOR_DTYPE: tl.constexpr, CASTING: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
     """layer_norm(residual + gate * x) * (1 + scaling) + shift."""
     return modulated_layer_norm(
-        x * gate, residual, scaling, shift, weight, bias, total, count, inverse_deviation, SUM_DTYPE=SUM_DTYPE,
-        AXIS=AXIS,
+        _gated(x, gate, SUM_DTYPE, CASTING), residual, scaling, shift, weight, bias, total, count, inverse_deviation,
+        SUM_DTYPE=SUM_DTYPE, FACTOR_DTYPE=FACTOR_DTYPE, CASTING=CASTING, AXIS=AXIS,
     )  # fmt: skip
 
 
 @triton.jit
 def gated_modulated_rms_norm(
-    x, residual, gate, scaling, shift, weight, inverse_rms, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
+    x, residual, gate, scaling, shift, weight, inverse_rms, SUM_DTYPE: tl.constexpr,
+    FACTOR_DTYPE: tl.constexpr, CASTING: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
     """rms_norm(residual + gate * x) * (1 + scaling) + shift."""
-    return modulated_rms_norm(x * gate, residual, scaling, shift, weight, inverse_rms, SUM_DTYPE=SUM_DTYPE, AXIS=AXIS)
+    return modulated_rms_norm(
+        _gated(x, gate, SUM_DTYPE, CASTING), residual, scaling, shift, weight, inverse_rms, SUM_DTYPE=SUM_DTYPE,
+        FACTOR_DTYPE=FACTOR_DTYPE, CASTING=CASTING, AXIS=AXIS,
+    )  # fmt: skip
 
 
 @triton.jit

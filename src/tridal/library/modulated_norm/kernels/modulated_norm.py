@@ -7,7 +7,7 @@ names say which norm it is.
 import triton
 import triton.language as tl
 
-from tridal.kernels.numerics import residual_sum
+from tridal.kernels.numerics import residual_sum, rounded
 from tridal.library.norms.kernels.layer_norm import (
     inverse_deviation,
     mean,
@@ -28,29 +28,42 @@ __all__ = [
 
 
 @triton.jit
-def _modulated(y, scaling, shift):
+def cast(x, DTYPE: tl.constexpr, CASTING: tl.constexpr):
+    """Returns x rounded to DTYPE if CASTING is "llama"."""
+    if CASTING == "llama":
+        return rounded(x, DTYPE)
+    else:
+        return x
+
+
+@triton.jit
+def _modulated(
+    y, scaling, shift, SUM_DTYPE: tl.constexpr, FACTOR_DTYPE: tl.constexpr, CASTING: tl.constexpr
+):  # fmt: skip
     """Returns y * (1 + scaling) + shift, or without the shift if there is none."""
-    y = y * (1.0 + scaling)
+    factor = cast(1.0 + scaling, FACTOR_DTYPE, CASTING)
+    y = cast(cast(y, SUM_DTYPE, CASTING) * factor, SUM_DTYPE, CASTING)
     return y if shift is None else y + shift
 
 
 @triton.jit
 def modulated_layer_norm(
     x, residual, scaling, shift, weight, bias, total, count, inverse_deviation, SUM_DTYPE: tl.constexpr,
-    AXIS: tl.constexpr,
+    FACTOR_DTYPE: tl.constexpr, CASTING: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
     """layer_norm(x + residual) * (1 + scaling) + shift."""
     y = _layer_norm(x, residual, weight, bias, total, count, inverse_deviation, None, SUM_DTYPE=SUM_DTYPE, AXIS=AXIS)
-    return _modulated(y, scaling, shift)
+    return _modulated(y, scaling, shift, SUM_DTYPE, FACTOR_DTYPE, CASTING)
 
 
 @triton.jit
 def modulated_rms_norm(
-    x, residual, scaling, shift, weight, inverse_rms, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
+    x, residual, scaling, shift, weight, inverse_rms, SUM_DTYPE: tl.constexpr,
+    FACTOR_DTYPE: tl.constexpr, CASTING: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
     """rms_norm(x + residual) * (1 + scaling) + shift."""
-    y = _rms_norm(x, residual, weight, inverse_rms, None, SUM_DTYPE=SUM_DTYPE, CASTING="", AXIS=AXIS)
-    return _modulated(y, scaling, shift)
+    y = _rms_norm(x, residual, weight, inverse_rms, None, SUM_DTYPE=SUM_DTYPE, CASTING=CASTING, AXIS=AXIS)
+    return _modulated(y, scaling, shift, SUM_DTYPE, FACTOR_DTYPE, CASTING)
 
 
 @triton.jit
