@@ -13,7 +13,16 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as softmax_modules
-from tridal.models import activations, glu, loss_comparison, norm_comparison, rotary, router_comparison, routers
+from tridal.models import (
+    activations,
+    glu,
+    loss_comparison,
+    modulations,
+    norm_comparison,
+    rotary,
+    router_comparison,
+    routers,
+)
 from tridal.models.causal_lm import CausalLM, CausalLMForm
 from tridal.models.losses import Head
 from tridal.models.reads import names_in, own_forward
@@ -50,6 +59,7 @@ def _may_be_norm(module: torch.nn.Module) -> bool:
 
 _NORMS = Family(_may_be_norm, norm_comparison.find_form)
 FAMILIES = (
+    Family(modulations.has_modulation, modulations.find_form, modulations.Modulated),
     Family(activations.may_be_activation, activations.find_form),
     Family(glu.may_be_glu, glu.find_form),
     Family(lambda module: rotary.function_name(module) is not None, rotary.find_form, rotary.Attention),

@@ -20,7 +20,7 @@ from tridal.library.glu.glu import GEGLU, SWIGLU
 from tridal.models import activations
 from tridal.models.comparison import Pair, error, find_casting, in_both_modes, nearest, with_gradients
 from tridal.models.reads import Form, Recorder
-from tridal.models.replacements import hooks_of
+from tridal.models.replacements import is_called
 from tridal.ops import row_math
 
 Tensor = torch.Tensor
@@ -65,7 +65,7 @@ class GluForm(Form):
         """Whether tridal computes the product of a module for an input: no hook reads or changes the activation."""
         name = self.parts.activation
         activation = module._modules.get(name)
-        called = name is None if activation is None else _is_called(activation)
+        called = name is None if activation is None else is_called(activation)
         return called and super().computes(module, x)
 
     def product(self, module: Any, gate: Tensor, up: Tensor | None) -> Tensor:
@@ -93,11 +93,6 @@ class GluForm(Form):
         name = "tridal.swiglu" if self.approximate is None else f"tridal.geglu, approximate={self.approximate!r}"
         limit = "" if self.limit is None else f", limit={self.limit}"
         return f"{name}{limit}, casting={self.casting!r}" if self.casting else f"{name}{limit}"
-
-
-def _is_called(activation: Any) -> bool:
-    """Returns whether a call of an activation is a call of its class's forward: no hook reads or changes the result."""
-    return not hooks_of(activation) and getattr(activation.forward, "__func__", None) is type(activation).forward
 
 
 def _weight_dtype(layer: Any) -> torch.dtype | None:

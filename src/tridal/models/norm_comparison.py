@@ -11,10 +11,10 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from tridal.models.norms import Casting, GatedNormForm, Key, NormForm, parameter
 from tridal.models.reads import Different, Recorder
 
 Tensor = torch.Tensor
+Norm = TypeVar("Norm", bound=NormForm)
 SCALES = (1e-3, 1e-2, 0.3, 1.0, 10.0, 100.0)
 """Magnitudes of the rows of an input. The first is below the square root of usual values of eps."""
 ELEMENTS = 2048
@@ -35,7 +36,9 @@ DTYPES = (
 """The dtypes of inputs and weights that are compared. A gate has one of both."""
 GATE = re.compile("gate|^z$")
 """A name of the second argument of a gated norm."""
-CASTINGS = {"layer_norm": ("",), "rms_norm": ("gemma", "llama", ""), "gated_rms_norm": ("", "llama")}
+CASTINGS = {"layer_norm": ("",), "rms_norm": ("gemma", "llama", "")}
+"""The castings of ops, by name. Others have `_CASTINGS`."""
+_CASTINGS = ("", "llama")
 
 
 def find_form(module: torch.nn.Module) -> NormForm | str:
@@ -57,8 +60,13 @@ def find_form(module: torch.nn.Module) -> NormForm | str:
     if len(fixed) != 1 and not gated:
         names = ", ".join(p.name for p in parameters)
         return f"its forward takes ({names}), and a norm takes one tensor, or a tensor and a gate"
-    devices = (tensor.device for tensor in found.values() if not tensor.is_meta)
-    return find("norm", _compare, module, next(devices, torch.device("cpu")), _shape(module), gated)
+    return find("norm", _compare, module, device_of(module), _shape(module), gated)
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Returns the device on which a module is compared."""
+    devices = (tensor.device for tensor in parameters_of(module).values() if not tensor.is_meta)
+    return next(devices, torch.device("cpu"))
 
 
 def _shape(module: torch.nn.Module) -> tuple[int, ...]:
@@ -100,12 +108,18 @@ def _groups(module: torch.nn.Module, shape: tuple[int, ...]) -> set[int]:
     return {1, *(given if len(shape) == 1 else ())}
 
 
-class _Sample:
-    """A copy of a module with random weights, an input with rows of several magnitudes, and a gate if it has one."""
+class Sample:
+    """A copy of a module with random weights, an input with rows of several magnitudes, and further inputs.
+
+    The key has a dtype for these, or None if there are none.
+    """
+
+    names: tuple[str, ...] = ("gate",)
+    """The names of the further inputs."""
 
     def __init__(self, recorder: Recorder, device: torch.device, shape: tuple[int, ...], key: Key) -> None:
         self.recorder, self.key = recorder, key
-        dtype, weight, autocast, gate = key
+        dtype, weight, autocast, other = key
         rows = len(SCALES) * math.ceil(ELEMENTS / (len(SCALES) * math.prod(shape)))
         random = functools.partial(torch.randn, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
         scales = torch.tensor(SCALES, device="cpu").repeat(rows // len(SCALES))
@@ -115,59 +129,75 @@ class _Sample:
             name: torch.nn.Parameter((random(p.shape) / 2 + 0.3).to(device, weight))
             for name, p in parameters_of(recorder.module).items()
         }
-        self.gates = () if gate is None else (random(x.shape).to(device, gate).requires_grad_(),)
-        self.inputs = {"x": self.x, **dict(zip(["gate"], self.gates, strict=False)), **parameters}
+        names = () if other is None else self.names
+        self.others = {name: random(x.shape).to(device, other).requires_grad_() for name in names}
+        self.inputs = {"x": self.x, **self.others, **parameters}
         self.module = recorder.copy(_parameters={**recorder.module._parameters, **parameters})
         narrow = dtype if dtype in NARROW else torch.bfloat16
         self.scope: Any = functools.partial(torch.autocast, device.type, narrow) if autocast else nullcontext
 
+    def call(self) -> Any:
+        """Calls the copy."""
+        return self.module(self.x, *self.others.values())
+
     def theirs(self) -> Tensor:
+        """Returns the result of the copy."""
         with self.scope():
-            result = self.module(self.x, *self.gates)
+            result = self.call()
         if not isinstance(result, Tensor):
             raise TypeError(f"it returned {type(result).__name__}")
         return result
 
     def expected(self) -> Sequence[Any]:
+        """Returns the result of the copy and its gradients."""
         return in_both_modes(self.recorder, lambda: self.with_gradients(self.theirs()))
 
     def with_gradients(self, y: Tensor) -> list[Any]:
+        """Returns a result and the gradients of all inputs and parameters."""
         return comparison.with_gradients(y, list(self.inputs.values()), allow_unused=True)
 
 
 def _compare(recorder: Recorder, device: torch.device, shape: tuple[int, ...], gated: bool) -> NormForm | str:
     single = torch.float32
-    sample = _Sample(recorder, device, shape, (single, single, False, single if gated else None))
+    sample = Sample(recorder, device, shape, (single, single, False, single if gated else None))
     (expected,) = in_both_modes(recorder, lambda: [sample.theirs()])
     forms = _forms(recorder.module, shape, gated)
-    errors = {f: [error(f.reference(sample.module, sample.x, *sample.gates), expected, len(shape))] for f in forms}
+    errors = {
+        f: [error(f.reference(sample.module, sample.x, *sample.others.values()), expected, len(shape))] for f in forms
+    }
     form = nearest("norm", errors, tolerance_of(torch.float32), " of the largest element")
     _check_dims(sample, shape, expected)
+    return with_castings(functools.partial(Sample, recorder, device, shape), form)
+
+
+def with_castings(make_sample: Callable[[Key], Sample], form: Norm) -> Norm | str:
+    """Returns a norm with what a module computes in each combination of dtypes, or how it differs in float32."""
     castings: dict[Key, Casting | str] = {}
-    for pair, autocast, index in itertools.product(DTYPES, (False, True), range(form.inputs)):
-        key: Key = (pair[0], pair[1] if form.weight else None, autocast, pair[index] if gated else None)
+    single, others = torch.float32, bool(form.others)
+    for pair, autocast, index in itertools.product(DTYPES, (False, True), range(1 + others)):
+        key: Key = (pair[0], pair[1] if form.weight else None, autocast, pair[index] if others else None)
         if key not in castings:
             try:
-                sample = _Sample(recorder, device, shape, key)
+                sample = make_sample(key)
                 results = sample.expected()
             except Different:
                 raise
             except Exception:  # for example, a dtype that the device or the module does not support
                 continue
             castings[key] = _casting(sample, form, results)
-    found = castings.get((single, single if form.weight else None, False, single if gated else None))
+    found = castings.get((single, single if form.weight else None, False, single if others else None))
     if not isinstance(found, tuple):
         return f"it differs from {form}: {found or 'its gradient cannot be computed'}"
     return replace(form, castings=castings)
 
 
-def _check_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> None:
+def _check_dims(sample: Sample, shape: tuple[int, ...], expected: Tensor) -> None:
     """Raises Different if a module that normalizes rows is no norm over the last dims of inputs with more dims."""
     rows = expected.shape[0]
     for outer in ((2, rows // 2), (2, 3, rows // 6)):
         dims = len(outer) + len(shape)
         try:
-            inputs = (tensor.view(*outer, *shape) for tensor in (sample.x, *sample.gates))
+            inputs = (tensor.view(*outer, *shape) for tensor in (sample.x, *sample.others.values()))
             y = sample.module(*inputs).flatten(0, len(outer) - 1)
         except Exception as raised:
             if len(outer) > 2:
@@ -177,8 +207,8 @@ def _check_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> No
             raise Different(f"it does not normalize the last dims of an input of {dims} dims")
 
 
-def _casting(sample: _Sample, form: NormForm, expected: Sequence[Any]) -> Casting | str:
-    why, castings = "", CASTINGS[form.op]
+def _casting(sample: Sample, form: NormForm, expected: Sequence[Any]) -> Casting | str:
+    why, castings = "", CASTINGS.get(form.op, _CASTINGS)
     if isinstance(form, GatedNormForm) and form.groups > 1 and "gate_first" in form.options:
         castings = castings[::-1]  # without a weight, both round alike, but "llama" multiplies in the order of Mamba-2
     dtype, weight, *_ = sample.key
@@ -187,7 +217,7 @@ def _casting(sample: _Sample, form: NormForm, expected: Sequence[Any]) -> Castin
         widenings = (weight in NARROW,)  # tridal.layer_norm does not take weights with a smaller dtype than the input
     additions = (False, True) if "weight_offset" in form.options and weight in NARROW else (False,)
     for adds, widens, casting in itertools.product(additions, widenings, castings):
-        y = form.reference(sample.module, sample.x, *sample.gates, casting=casting, widens=widens, adds=adds)
+        y = form.reference(sample.module, sample.x, *sample.others.values(), casting=casting, widens=widens, adds=adds)
         reason = _difference(sample, y, expected)
         if reason is None:
             return casting, widens, adds
@@ -195,7 +225,7 @@ def _casting(sample: _Sample, form: NormForm, expected: Sequence[Any]) -> Castin
     return why
 
 
-def _difference(sample: _Sample, y: Tensor, expected: Sequence[Any]) -> str | None:
+def _difference(sample: Sample, y: Tensor, expected: Sequence[Any]) -> str | None:
     """Returns how an output and its gradients differ, or None if they differ only by single roundings."""
     wanted, *gradients = expected
     if y.dtype is not wanted.dtype or y.shape != wanted.shape:
@@ -209,5 +239,7 @@ def _difference(sample: _Sample, y: Tensor, expected: Sequence[Any]) -> str | No
         return reason
     tolerance = 8 * tolerance_of(narrowest)
     names = (f"the gradient of {name}" for name in sample.inputs)
-    row_dims = (x.dim() - (name in ("x", "gate")) for name, x in sample.inputs.items())  # a parameter is one row
+    row_dims = (
+        x.dim() - (name == "x" or name in sample.others) for name, x in sample.inputs.items()
+    )  # a parameter is one row
     return comparison.difference(zip(names, sample.with_gradients(y)[1:], gradients, row_dims, strict=True), tolerance)

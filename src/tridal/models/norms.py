@@ -12,6 +12,7 @@ import torch
 from tridal.devices.types import ALIGNMENT
 from tridal.library.gated_norm.functions import gated_rms_norm
 from tridal.library.gated_norm.gated_rms_norm import GATED_RMS_NORM
+from tridal.library.modulated_norm.modulated_norm import MODULATED_LAYER_NORM, MODULATED_RMS_NORM
 from tridal.library.norms.functions import layer_norm, rms_norm
 from tridal.library.norms.norms import LAYER_NORM, RMS_NORM
 from tridal.models.reads import Form
@@ -20,7 +21,7 @@ from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
-OPS = {op.name: op for op in (RMS_NORM, LAYER_NORM, GATED_RMS_NORM)}
+OPS = {op.name: op for op in (RMS_NORM, LAYER_NORM, GATED_RMS_NORM, MODULATED_LAYER_NORM, MODULATED_RMS_NORM)}
 MAX_COMPILED_COLS = 8192
 """A compiler fuses norms of at most this many columns with other operations. Rows must begin at aligned addresses."""
 Key = tuple[torch.dtype, torch.dtype | None, bool, torch.dtype | None]
@@ -34,6 +35,8 @@ _DISABLED = torch.nn.Parameter.__torch_function__  # also of subclasses that do 
 class NormForm(Form):
     """The norm that a module computes, as a call of a function of tridal."""
 
+    others: ClassVar[tuple[str, ...]] = ()
+    """The names of the tensors beside the input, as arguments of the op."""
     op: str
     weight: str | None
     """The name of the parameter, or None for a norm without a weight."""
@@ -53,13 +56,13 @@ class NormForm(Form):
         cols = math.prod(self.shape)
         return 0 < cols <= MAX_COMPILED_COLS and cols % ALIGNMENT == 0
 
-    def compute(self, module: Any, x: Tensor, gate: Tensor | None = None) -> Tensor | None:
+    def compute(self, module: Any, x: Tensor, *others: Any) -> Tensor | None:
         """tridal's norm computes inputs for which it is known to compute the same."""
         weight = _parameter(module, self.weight)
         if _has_torch_function(x) or _has_torch_function(weight) or x.is_nested:
             return None
-        if self.inputs == 2 and not _is_gate(gate, x):
-            return None  # the module may have no gate in this call
+        if not self._takes(x, *others):
+            return None
         for name, parameter in module._parameters.items():
             if parameter is not None and name != self.weight and name != self.bias:
                 return None  # it was registered later
@@ -67,17 +70,21 @@ class NormForm(Form):
         if shape != self.shape and self.shape != (0,):
             return None  # the error of the module is clearer
         autocast = private.autocast_enabled(x.device.type)
-        of_weight, of_gate = None if weight is None else weight.dtype, None if gate is None else gate.dtype
-        found = self.castings.get((x.dtype, of_weight, autocast, of_gate))
+        of_weight, of_other = None if weight is None else weight.dtype, others[0].dtype if others else None
+        found = self.castings.get((x.dtype, of_weight, autocast, of_other))
         if not isinstance(found, tuple):
             return None
         if not autocast:
-            return self._call(module, x, gate, shape, weight, *found)
+            return self._call(module, x, others, shape, weight, *found)
         with private.without_autocast(x.device.type):
-            return self._call(module, x, gate, shape, weight, *found)
+            return self._call(module, x, others, shape, weight, *found)
+
+    def _takes(self, x: Tensor, *others: Any) -> bool:
+        """Whether tridal may compute the module for such tensors beside its input."""
+        return not others
 
     def _call(
-        self, module: Any, x: Any, gate: Any, shape: Any, weight: Any, casting: Any, widens: bool, adds: bool
+        self, module: Any, x: Any, others: Any, shape: Any, weight: Any, casting: Any, widens: bool, adds: bool
     ) -> Tensor:
         x, weight, bias, eps = self._tensors(module, x, weight, widens, adds)
         options: Any = {} if adds else self.options
@@ -93,7 +100,7 @@ class NormForm(Form):
         """Computes the same by the op's reference in torch's ops, with autocast disabled."""
         with private.without_autocast(inputs[0].device.type):
             x, weight, bias, eps = self._tensors(module, inputs[0], _parameter(module, self.weight), widens, adds)
-            tensors = {"input": x, "weight": weight, "bias": bias, **dict(zip(["gate"], inputs[1:], strict=False))}
+            tensors = {"input": x, "weight": weight, "bias": bias, **dict(zip(self.others, inputs[1:], strict=False))}
             return self._math(tensors, {"eps": eps, "casting": casting, **({} if adds else self.options)})
 
     def _math(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
@@ -113,8 +120,10 @@ class NormForm(Form):
 
     def __str__(self) -> str:
         values = {name: f"{v:g}" if isinstance(v, float) else repr(v) for name, v in self.options.items()}
-        narrow, gate = torch.bfloat16, None if self.inputs == 1 else torch.bfloat16
-        found = self.castings.get((narrow, None if self.weight is None else narrow, False, gate))
+        narrow = torch.bfloat16
+        found = self.castings.get(
+            (narrow, None if self.weight is None else narrow, False, narrow if self.others else None)
+        )
         if isinstance(found, tuple) and found[0]:
             values["casting"] = repr(found[0])
         return "".join([f"tridal.{self.op}", *(f", {name}={value}" for name, value in values.items())])
@@ -124,8 +133,11 @@ class NormForm(Form):
         dtypes = {tensor.dtype for tensor in parameters_of(module).values()}
         texts = dict.fromkeys(
             f"{str(dtype)[6:]} inputs ({why})"
-            for (dtype, weight, autocast, _), why in self.castings.items()
-            if isinstance(why, str) and not autocast and (weight in dtypes if weight else dtype is not torch.float64)
+            for (dtype, weight, autocast, other), why in self.castings.items()
+            if isinstance(why, str)
+            and not autocast
+            and (other in (None, dtype) or self.inputs > 1)
+            and (weight in dtypes if weight else dtype is not torch.float64)
         )
         return f"it computes these itself: {', '.join(texts)}" if texts else None
 
@@ -135,14 +147,20 @@ class GatedNormForm(NormForm):
     """The norm of a module that takes an input and a gate, as a call of `tridal.gated_rms_norm`."""
 
     inputs: ClassVar[int] = 2
+    others: ClassVar[tuple[str, ...]] = ("gate",)
     groups: int = 1
     """Columns are normalized in this many groups. torch multiplies the results of several groups by the weight. If they
     are computed in float32, torch rounds the product to the dtype of the input."""
 
+    def _takes(self, x: Tensor, *others: Any) -> bool:
+        """The module may have no gate in a call."""
+        (gate,) = others
+        return is_plain(gate, x) and gate.shape == x.shape
+
     def _call(
-        self, module: Any, x: Any, gate: Any, shape: Any, weight: Any, casting: Any, widens: bool, adds: bool
+        self, module: Any, x: Any, others: Any, shape: Any, weight: Any, casting: Any, widens: bool, adds: bool
     ) -> Tensor:
-        dtype = x.dtype
+        dtype, (gate,) = x.dtype, others
         x, weight, _, eps = self._tensors(module, x, weight, widens, adds)
         options: Any = {"casting": casting or None, **self.options}
         if self.groups == 1:
@@ -180,9 +198,10 @@ def _has_torch_function(tensor: Any) -> bool:
     return tensor is not None and type(tensor) is not Tensor and type(tensor).__torch_function__ is not _DISABLED
 
 
-def _is_gate(gate: Any, x: Tensor) -> bool:
-    plain = isinstance(gate, Tensor) and not _has_torch_function(gate) and not gate.is_nested
-    return plain and gate.shape == x.shape and gate.device == x.device
+def is_plain(other: Any, x: Tensor) -> bool:
+    """Whether another value is a tensor of the same device as an input, which overrides no function of torch."""
+    plain = isinstance(other, Tensor) and not _has_torch_function(other) and not other.is_nested
+    return plain and other.device == x.device
 
 
 def _parameter(module: Any, name: str | None) -> Any:

@@ -147,6 +147,11 @@ def hooks_of(module: Any) -> list[Any]:
     return [hook for hooks in (*own, *private.GLOBAL_HOOKS) for hook in hooks.values()]
 
 
+def is_called(module: Any) -> bool:
+    """Returns whether a call of a module is a call of its class's forward: no hook reads or changes the result."""
+    return not hooks_of(module) and getattr(module.forward, "__func__", None) is type(module).forward
+
+
 class Layer(Replacement):
     """The forward of a module that takes tensors, such as a norm or an activation. The form computes it."""
 

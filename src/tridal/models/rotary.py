@@ -18,6 +18,7 @@ import torch
 from tridal.errors import ShapeError
 from tridal.library.rotary.functions import rotary_embedding
 from tridal.models.comparison import attempt, isolated
+from tridal.models.forwards import copy_function, decorated
 from tridal.models.reads import names_in, own_forward
 from tridal.models.replacements import Replacement, is_patched, torch_computes
 from tridal.models.rotary_comparison import RotaryForm, Rotate, compare, parameters_of
@@ -109,31 +110,7 @@ def _with_ours(forward: Any, form: RotaryForm) -> Any:
     if isolated(_find, function, form.name) != form:
         return forward
     names = _Names(inner.__globals__, form.name, _rotate(function, form))
-    return _decorated(forward, inner, _copy(inner, names, inner.__closure__)) or forward
-
-
-def _copy(function: types.FunctionType, names: dict[str, Any], closure: Any) -> Any:
-    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return functools.update_wrapper(copy, function)
-
-
-def _decorated(function: Any, inner: Any, made: Any) -> Any:
-    """Returns `function` with `made` instead of the function `inner` inside its decorators, or None.
-
-    Decorators keep the function that they call in their closure, and `functools.wraps` makes it their `__wrapped__`.
-    """
-    if function is inner:
-        return made
-    wrapped = function.__wrapped__
-    new = _decorated(wrapped, inner, made)
-    cells = function.__closure__ or () if isinstance(function, types.FunctionType) else ()
-    if new is None or all(cell.cell_contents is not wrapped for cell in cells):
-        return None
-    closure = tuple(types.CellType(new) if cell.cell_contents is wrapped else cell for cell in cells)
-    copy = _copy(function, function.__globals__, closure)
-    copy.__wrapped__ = new
-    return copy
+    return decorated(forward, inner, copy_function(inner, inner.__code__, names, inner.__closure__)) or forward
 
 
 class _Names(dict[str, Any]):
