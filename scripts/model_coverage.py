@@ -36,7 +36,7 @@ LOSS = "tridal.cross_entropy for the loss"
 BEGIN, END = "<!-- model coverage -->\n", "<!-- end of model coverage -->\n"
 SHORT = (
     ("takes \\(\\w+, gate\\)", "a gate"), ("calls the modules (.*), and a norm", r"also has \1"),
-    ("no linear layers", "other layers"), ("no candidate", "another form"), ("in training than", "another mode"),
+    ("no linear layers", "other layers"), ("no candidate", "another form"), ("between training and", "another mode"),
     ("takes \\((.*?)\\),? and (?:not|a gated|a router)", r"arguments (\1)"), ("is a method", "a method"),
     ("order of rounding", "order of rounding"), ("it returns torch", "dtype of the result"),
     ("differs", "another function"), ("has the modules (.*?) beside", r"also has \1"),

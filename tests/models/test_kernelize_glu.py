@@ -99,6 +99,33 @@ class Dropped(Gated):
         return self.w2(self.dropout(self.act(self.w1(x)) * self.w3(x)))
 
 
+class GEGLU(torch.nn.Module):
+    """Returns the product, as that of diffusers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = torch.nn.Linear(8, 16)
+
+    def gelu(self, gate: Tensor) -> Tensor:
+        return functional.gelu(gate)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        x, gate = self.proj(x).chunk(2, dim=-1)
+        return x * self.gelu(gate)
+
+
+class PlainSwiGLU(torch.nn.Module):
+    """Has no layer, as that of diffusers' Flux 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = torch.nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return self.act(gate) * up
+
+
 class Experts(torch.nn.Module):
     """Multiplies with the weights of two experts, as transformers does."""
 
@@ -126,7 +153,8 @@ class Experts(torch.nn.Module):
         (Halves, "tridal.geglu, approximate='none', casting='transformers'"),
         (type("Exchanged", (Halves,), {"sides": (1, 0)}), "tridal.geglu, approximate='none', casting='transformers'"),
         (own(always_wide), "tridal.swiglu"), (own(with_layer), SWIGLU),
-        (Limited, "tridal.swiglu, limit=0.5, casting='transformers'"),
+        (Limited, "tridal.swiglu, limit=0.5, casting='transformers'"), (PlainSwiGLU, SWIGLU),
+        (GEGLU, "tridal.geglu, approximate='none', casting='transformers'"),
         (lambda: Gated(NewGELU()), "tridal.geglu, approximate='tanh', casting='transformers'"),
     ],
 )  # fmt: skip
@@ -165,6 +193,7 @@ NEAREST = "it differs from the nearest product, tridal."
         (own(lambda m, x: m.w2(m.act(m.w1(x)) * m.w3(x.detach()))), f"{NEAREST}swiglu, by"),
         (own(lambda m, x: m.dropout(m.w2(m.act(m.w1(x)) * m.w3(x))), Dropped), NEAREST),
         (own(lambda m, x, layer=0: m.w2(x)), "its forward takes (x, layer), and a gated MLP takes one tensor"),
+        (own(lambda m, x: functional.glu(m.proj(x)), GEGLU), f"{NEAREST}swiglu, by"),
         (lambda: Gated(torch.nn.PReLU()), f"it has the modules act {PARTS}"),
         (type("InterleavedExperts", (Experts,), {"_apply_gate": interleaved}), NEAREST),
         (type("UngatedExperts", (Experts,), {"has_gate": False}), "tridal computes the product of experts whose class"),
@@ -180,6 +209,12 @@ def test_model_with_layers_of_these_sizes_and_blocks_is_no_gated_mlp() -> None:
     model = Gated()
     model.blocks = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
     assert tridal.kernelize(model).entries == ()
+
+
+def test_layer_with_an_activation_is_no_gated_mlp() -> None:
+    layer = own(lambda m, x: functional.silu(m.proj(x)), GEGLU)()
+    type(layer).__name__ = "Intermediate"
+    assert tridal.kernelize(layer).entries == ()
 
 
 def test_dropout_of_the_product_is_called_as_before(device: torch.device) -> None:

@@ -73,7 +73,7 @@ class Other(Block):
         normed = self.norm(x)
         y = normed * (1 + scale[:, None])
         normed = normed + y
-        return normed
+        return normed + x
 
 
 class Changed(Block):

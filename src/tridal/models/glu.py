@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tridal.models.comparison import find
-from tridal.models.glu_comparison import SIZE, GluForm, Parts, Roles, compare
+from tridal.models.glu_comparison import GluForm, Parts, Roles, compare
 from tridal.models.reads import names_in, own_forward
 from tridal.models.replacements import Replacement
 
@@ -59,6 +59,8 @@ def _inside(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
 def _roles_of(module: torch.nn.Module) -> Iterator[Roles]:
     sizes = _layers_of(module)
+    if len(sizes) < 2 and NAME.search(type(module).__name__):
+        yield next(iter(sizes), None), None, None
     for names in itertools.permutations(sizes) if len(sizes) in (2, 3) else ():
         first, down = sizes[names[0]], sizes[names[-1]]
         if len(names) == 2 and first[0] == 2 * down[1]:
@@ -70,12 +72,13 @@ def _roles_of(module: torch.nn.Module) -> Iterator[Roles]:
 def may_be_glu(module: torch.nn.Module) -> bool:
     """Returns whether a module has the layers of a gated MLP and uses an activation, or is called a gated MLP.
 
-    The layers of gate and up have the same sizes, or one layer computes both. `find_form` decides. A module with blocks
-    of modules beside its layers is no MLP, but may have layers of such sizes, as diffusion transformers do.
+    The layers of gate and up have the same sizes, or one layer computes both. `find_form` decides. A module that is
+    called a gated MLP may return the product. A module with blocks of modules beside its layers is no MLP, but may have
+    layers of such sizes, as diffusion transformers do.
     """
     layers = _layers_of(module)
     if NAME.search(type(module).__name__):
-        return bool(layers)
+        return bool(layers) or not (_others(module)[2] or module._parameters)
     if not layers or any(child._modules for name, child in _inside(module) if name not in layers):
         return False
     names = names_in(own_forward(module))
@@ -141,7 +144,7 @@ def _find(kind: str, module: torch.nn.Module, roles: tuple[Roles, ...], call: Ca
 
 
 def _call(copy: Any, layers: dict[str, Any], x: Tensor) -> Tensor:
-    return copy(x.view(4, -1, SIZE)).flatten(0, 1)  # type: ignore[no-any-return]
+    return copy(x.view(4, -1, x.shape[-1])).flatten(0, 1)  # type: ignore[no-any-return]
 
 
 def _call_experts(copy: Any, layers: dict[str, Any], x: Tensor) -> Tensor:

@@ -27,8 +27,11 @@ Tensor = torch.Tensor
 _TOLERANCE = 1e-4
 """The largest error of float64 tensors, whose product some modules compute in float32."""
 SIZE, _ROWS = 32, 64  # enough 16-bit elements to see another order of rounding
-Roles = tuple[str, str | None, str]
-"""The names of the layers gate, up and down. up is None if one layer computes both halves."""
+Roles = tuple[str | None, str | None, str | None]
+"""The names of the layers gate, up and down. up is None if one layer computes both halves.
+
+down is None if the module returns the product. gate is None if it also has no layer for both halves.
+"""
 
 
 class Parts(NamedTuple):
@@ -56,10 +59,10 @@ class GluForm(Form):
 
     def compute(self, module: Any, x: Tensor) -> Tensor | None:
         """Calls the modules inside as the class does, except the activation."""
-        gate, up, down = (module._modules.get(name) for name in self.roles)
-        if _weight_dtype(gate) is not _weight_dtype(down):
+        gate, up, down = (None if name is None else module._modules[name] for name in self.roles)
+        if down is not None and _weight_dtype(gate) is not _weight_dtype(down):
             return None  # the class may cast the product to the dtype of the last layer, as T5 does
-        return down(self.product(module, gate(x), None if up is None else up(x)))  # type: ignore[no-any-return]
+        return _call(down, self.product(module, _call(gate, x), None if up is None else up(x)))  # type: ignore[no-any-return]
 
     def computes(self, module: Any, x: Any) -> bool:
         """Whether tridal computes the product of a module for an input: no hook reads or changes the activation."""
@@ -93,6 +96,10 @@ class GluForm(Form):
         name = "tridal.swiglu" if self.approximate is None else f"tridal.geglu, approximate={self.approximate!r}"
         limit = "" if self.limit is None else f", limit={self.limit}"
         return f"{name}{limit}, casting={self.casting!r}" if self.casting else f"{name}{limit}"
+
+
+def _call(layer: Any, x: Any) -> Any:
+    return x if layer is None else layer(x)
 
 
 def _weight_dtype(layer: Any) -> torch.dtype | None:
@@ -172,15 +179,15 @@ def _pairs(
         made.weight = torch.nn.Parameter((swapped if name == down else random).to(dtype))
         return made
 
-    layers: dict[str, Any] = {name: linear(name) for name in form.roles if name is not None}
+    layers: dict[str | None, Any] = {name: linear(name) for name in form.roles if name is not None}
     inside: dict[str, Any] = {} if dropout is None else {dropout: _Marked()}
     if activation is not None:
         inside[activation] = _Once(form.approximate) if once else recorder.copy(activation)
     copy = recorder.copy(_modules={**recorder.module._modules, **layers, **inside})
-    x = torch.randn(_ROWS, SIZE, generator=generator, device="cpu")
+    x = torch.randn(_ROWS, SIZE * (1 + (gate is None)), generator=generator, device="cpu")
     x = (x * torch.logspace(-1, 1, _ROWS, device="cpu")[:, None]).to(dtype).requires_grad_()
     inputs = [x, *(layer.weight for name, layer in layers.items() if name != down)]
-    expected = form.reference(layers[gate](x), None if up is None else layers[up](x))
-    computed = layers[down](expected if dropout is None else _Marked()(expected))
+    expected = form.reference(_call(layers.get(gate), x), None if up is None else layers[up](x))
+    computed = _call(layers.get(down), expected if dropout is None else _Marked()(expected))
     results = in_both_modes(recorder, lambda: with_gradients(call(copy, layers, x), inputs, [computed]))
     yield from zip(with_gradients(computed, inputs), results, strict=True)
