@@ -264,19 +264,3 @@ def test_forward_that_another_package_replaces_later_computes(device: torch.devi
     expected = kind.forward(model, x, angles)
     for changed in (model, pickle.loads(saved)):
         assert ops_of(lambda changed=changed: assert_close(changed(x, angles), expected)) == set()
-
-
-def forward_by_processor(self: Any, x: Tensor, angles: tuple[Tensor, Tensor]) -> Any:
-    get_rotary_angles(x)  # type: ignore[name-defined]  # noqa: F821
-    return self.processor(self, x, angles)
-
-
-def test_function_of_a_processor_is_left_with_the_reason(attention: Any) -> None:
-    """Attention modules of diffusers call an object. A function that returns angles is no rotary embedding."""
-    model = attention(rotary, own=forward_by_processor)
-    names = sys.modules["module_of_attention"].__dict__ | {"get_rotary_angles": scale}
-    model.processor = type("Processor", (), {"__call__": forward_with(names)})()
-    (entry,) = tridal.kernelize(model).entries
-    assert entry.reason == "its processor Processor calls rotary_of_module, and tridal replaces calls of a forward"
-    model.processor = None
-    assert tridal.kernelize(model).entries == ()

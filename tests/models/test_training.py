@@ -33,8 +33,7 @@ LEFT: dict[str, dict[str, str]] = {
     "Llama4Text": {"Llama4TextAttention": "(xq, xk, freqs_cis)", "Llama4TextExperts": "the method _apply_gate",
                    "Llama4Router": "it does not return logits, weights and indices"},
     "ModernBert": {"ModernBertForMaskedLM": "its loss_function is ForMaskedLMLoss"},
-    "DiT": {}, "SD3": {},
-    "Flux": {"FluxAttention": "its processor FluxAttnProcessor calls apply_rotary_emb"},
+    "DiT": {}, "SD3": {}, "Flux": {},
 }  # fmt: skip
 """For each family, the classes that are left unchanged, and a part of the reason."""
 BY_DAY = [("Qwen3Next", torch.float32), ("Llama4Text", torch.bfloat16)]

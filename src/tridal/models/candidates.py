@@ -20,6 +20,7 @@ from tridal.models import (
     modulations,
     norm_comparison,
     rotary,
+    rotary_processors,
     router_comparison,
     routers,
 )
@@ -63,6 +64,11 @@ FAMILIES = (
     Family(activations.may_be_activation, activations.find_form),
     Family(glu.may_be_glu, glu.find_form),
     Family(lambda module: rotary.function_name(module) is not None, rotary.find_form, rotary.Attention),
+    Family(
+        lambda m: rotary_processors.function_name(m) is not None,
+        rotary_processors.find_form,
+        rotary_processors.Processed,
+    ),
     Family(glu.may_be_experts, glu.find_form_of_experts, glu.Experts),
     Family(activations.is_softmax, activations.find_softmax),
     Family(routers.may_be_router, router_comparison.find_form),

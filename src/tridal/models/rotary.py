@@ -30,7 +30,7 @@ _ANGLES = re.compile("^_*(get|make|build|create|compute|precompute)_", re.IGNORE
 """A function with such a `NAME` returns angles."""
 METHOD = re.compile("^_*apply_", re.IGNORECASE)
 """A method with such a `NAME` rotates, and does not compute angles."""
-_KIND = "rotary embedding"
+KIND = "rotary embedding"
 
 
 class Attention(Replacement):
@@ -46,26 +46,18 @@ class Attention(Replacement):
 
 
 def function_name(module: torch.nn.Module) -> str | None:
-    """Returns the name of the function or method for a rotary embedding that a module calls, or None.
-
-    The forward of a module calls it, or the object `processor` that attention modules of diffusers have.
-    """
-    return _called_by(own_forward(module), type(module)) or _called_by(_processor_of(module), None)
+    """Returns the name of the function or method for a rotary embedding that the forward of a module calls, or None."""
+    return called_by(own_forward(module), type(module))
 
 
-def _called_by(caller: Any, kind: Any) -> str | None:
+def called_by(caller: Any, kind: Any) -> str | None:
+    """Returns the name of such a function that a function calls, or of a method of `kind`, or None."""
     if caller is None:
         return None
     names = [name for name in names_in(caller) if NAME.search(name) and not _ANGLES.search(name)]
     functions = [name for name in names if _is_function(caller.__globals__.get(name))]
     methods = (name for name in names if METHOD.search(name) and callable(getattr(kind, name, None)))
     return next(iter((*functions, *methods)), None)
-
-
-def _processor_of(module: torch.nn.Module) -> types.FunctionType | None:
-    call = getattr(getattr(module, "processor", None), "__call__", None)  # noqa: B004
-    function = getattr(call, "__func__", None)
-    return function if isinstance(function, types.FunctionType) else None
 
 
 def _is_function(value: object) -> bool:
@@ -78,10 +70,8 @@ def find_form(module: torch.nn.Module) -> RotaryForm | str:
     name = function_name(module)
     assert name is not None
     function = inspect.unwrap(forward).__globals__.get(name)
-    if name not in names_in(own_forward(module)):
-        return f"its processor {type(module.processor).__name__} calls {name}, and tridal replaces calls of a forward"
     if not _is_function(function):
-        return f"this form of {_KIND} is not supported: {name} is a method, and not a function of its Python module"
+        return f"this form of {KIND} is not supported: {name} is a method, and not a function of its Python module"
     found = _find(function, name)
     # The function that was compared is remembered here.
     if isinstance(found, RotaryForm) and _with_ours(forward, found) is forward:
@@ -93,8 +83,8 @@ def find_form(module: torch.nn.Module) -> RotaryForm | str:
 def _find(function: Rotate, name: str) -> RotaryForm | str:
     if parameters_of(function) is None:
         takes = f"{name} takes ({', '.join(inspect.signature(function).parameters)})"
-        return f"this form of {_KIND} is not supported: {takes}, and not (query, key, cos, sin, unsqueeze_dim)"
-    return attempt(_KIND, torch.device("cpu"), compare, function, name)
+        return f"this form of {KIND} is not supported: {takes}, and not (query, key, cos, sin, unsqueeze_dim)"
+    return attempt(KIND, torch.device("cpu"), compare, function, name)
 
 
 @functools.cache
@@ -109,11 +99,11 @@ def _with_ours(forward: Any, form: RotaryForm) -> Any:
         return forward
     if isolated(_find, function, form.name) != form:
         return forward
-    names = _Names(inner.__globals__, form.name, _rotate(function, form))
+    names = Names(inner.__globals__, form.name, rotate_as(function, form))
     return decorated(forward, inner, copy_function(inner, inner.__code__, names, inner.__closure__)) or forward
 
 
-class _Names(dict[str, Any]):
+class Names(dict[str, Any]):
     """The globals of a function, in which one name stands for something else until the program changes the global."""
 
     def __init__(self, names: dict[str, Any], replaced: str, value: Any) -> None:
@@ -125,7 +115,7 @@ class _Names(dict[str, Any]):
         return self._value if name == self._replaced and found is self._original else found
 
 
-def _rotate(function: Rotate, form: RotaryForm) -> Rotate:
+def rotate_as(function: Rotate, form: RotaryForm) -> Rotate:
     """Returns tridal's rotary embedding with the parameters of a class's function, which computes the other calls."""
     parameters = parameters_of(function)
     assert parameters is not None

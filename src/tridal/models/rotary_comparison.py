@@ -44,7 +44,7 @@ class Dims(NamedTuple):
 
 _UNSQUEEZES = Dims(4, 1, 3), Dims(4, 2, 3)
 """Those of a function with the argument `unsqueeze_dim`, whose default is 1."""
-_FIXED = Dims(3, 1, 2), Dims(4, 1, 2), Dims(4, 2, 3)
+_FIXED = Dims(3, 1, 2), Dims(4, 1, 2), Dims(4, 2, 2), Dims(4, 2, 3)
 """Those of other functions, for example for [length, heads, dim] of vision models."""
 
 
