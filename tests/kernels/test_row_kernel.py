@@ -67,6 +67,14 @@ def test_an_added_tensor_belongs_to_the_first_output() -> None:
     assert kernel.bind(other=None).pointers == ("normalize_result", "mean_per_row", "x_ptr")
 
 
+def test_numbers_for_all_rows_are_another_kernel() -> None:
+    kernel = replace(KERNEL, row_reads=("root", "share"))
+    assert kernel.with_numbers() is kernel
+    assert kernel.with_numbers("share").for_all_rows == ("share",)
+    assert kernel.with_numbers("share") is kernel.with_numbers("share")
+    assert kernel.with_numbers("share").pointers == kernel.pointers
+
+
 def test_bind_replaces_tensors_and_parameters_by_constants() -> None:
     kernel = replace(KERNEL, column_reads=("weight", "bias"), row_reads=("root",), row_index="target")
     bound = kernel.bind(weight=None, target=None, eps=1e-5, OUT_DTYPE="bfloat16")

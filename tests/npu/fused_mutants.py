@@ -130,6 +130,8 @@ MUTANTS = [
          "label_smoothing", loss(FORWARD, label_smoothing=0.1)),
         ("cross_entropy.target_gradient", "ignored targets have a gradient", "index == IGNORE_INDEX",
          "index == -1", loss(BACKWARD)),
+        ("cross_entropy.row_gradient", "the denominator of the mean is dropped", "grad / denominator", "grad",
+         loss(BACKWARD, reduction="mean")),
         ("cross_entropy._index_gradient", "the target's one is not subtracted",
          "column == tl.expand_dims(index, AXIS)", "column == -1", loss(BACKWARD)),
         ("cross_entropy._index_gradient", "the gradient of the log-sum-exp is dropped", "lse_grad", "lse_grad * 0.0",

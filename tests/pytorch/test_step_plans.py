@@ -133,3 +133,19 @@ def test_launches_get_the_addresses_of_views_that_are_not_made(launched: list[tu
     assert other == out + half
     starts = query.data_ptr(), cos.data_ptr(), sin.data_ptr()
     assert given == [address for start in starts for address in (start, start + half)]
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"return_lse": True}], ids=str)
+def test_numbers_for_all_rows_are_read_by_the_kernel(launched: list[tuple[int, ...]], options: Any) -> None:
+    """The gradient of a reduced loss, and the denominator of its mean: no op of torch has to compute them per row."""
+    for _ in range(3):
+        x, target = torch.randn(20, 64, requires_grad=True), torch.arange(20)
+        found = tridal.cross_entropy(x, target, **options)
+        results = found if isinstance(found, tuple) else (found,)
+        grads = [torch.randn(result.shape) for result in results]
+        launched.clear()
+        with profile() as profiled:
+            torch.autograd.grad(results, x, grads)
+    assert {event.key for event in profiled.key_averages() if event.key.startswith("aten::")} <= {"aten::empty_strided"}
+    (arguments,) = launched
+    assert {grad.data_ptr() for grad in grads} <= {*arguments}

@@ -50,8 +50,9 @@ class Writer(Text):
             jump = f" + block // minor_blocks * {group}_jump" if self.kernel.split else ""
             outer, inner = p.number(f"{group}_outer"), p.number(f"{group}_inner")
             self(f"{group}_row = block * OUTER + row * INNER{jump}", OUTER=outer, INNER=inner)
-        if p.has_rows:
+        if p.locates_rows:
             self("row_at = block * ROW_OUTER + row * ROW_INNER")
+        if p.has_rows:
             self("row_index = tl.arange(0, ROWS)")
             if p.rows > 1:
                 self("row_in_bounds = row_index < tl.cast(tl.minimum(inner - row, ROWS), tl.int32)")
@@ -159,9 +160,15 @@ class Writer(Text):
                 )  # fmt: skip
 
     def load_rows(self, names: Collection[str]) -> None:
-        """Loads numbers per row."""
-        for name in [name for name in self.kernel.row_reads if name in names]:
-            self(f"{name} = {self._row_load(self.plan.row_at(f'{name}_ptr'))}.to(ACC)")
+        """Loads numbers per row. Functions get a number for all rows as one for each row in bounds."""
+        p, k = self.plan, self.kernel
+        for name in [name for name in k.row_reads if name in names]:
+            if name not in k.for_all_rows:
+                self(f"{name} = {self._row_load(p.row_at(f'{name}_ptr'))}.to(ACC)")
+            elif p.rows > 1:
+                self(f"{name} = tl.where(row_in_bounds, tl.load({name}_ptr).to(ACC), 0.0)")
+            else:
+                self(f"{name} = tl.full([1], tl.load({name}_ptr).to(ACC), ACC)")
 
     def pick(self) -> None:
         """Loads the column index of each row, and the element and the number of the column that it picks."""
@@ -185,15 +192,8 @@ class Writer(Text):
 
     def _row_load(self, at: str, also: str = "") -> str:
         """Writes the load of a number per row."""
-        mask = self.row_mask(also)
+        mask = self.plan.row_mask(also)
         return f"tl.load({at}{mask}{', other=0' if mask else ''})"
-
-    def row_mask(self, also: str) -> str:
-        """Writes the mask of an access to a number per row. The only row of a tile is always in bounds."""
-        rows = ["row_in_bounds"] * (self.plan.rows > 1)
-        also = f"({also})" if rows and " " in also else also
-        conditions = " & ".join([*rows, *filter(None, [also])])
-        return f", mask={conditions}" if conditions else ""
 
     # --- statistics
 
@@ -257,7 +257,7 @@ class Writer(Text):
 
     def store_rows(self) -> None:
         """Stores numbers per row. The first program of a row stores them."""
-        mask = self.row_mask("rank == 0" if self.plan.rank else "")
+        mask = self.plan.row_mask("rank == 0" if self.plan.rank else "")
         for name in self.kernel.row_writes:
             value = name if name == self.kernel.row_value else self.write_call("row_writes", name)
             self(f"tl.store({self.plan.row_at(f'{name}_per_row')}, VALUE{mask})", VALUE=value)

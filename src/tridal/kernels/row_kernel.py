@@ -73,7 +73,7 @@ class RowKernel:
         writes: for each output with a number per element: the name of its Triton function.
         added: name of an input with a number per element that is added to the first of `writes` before it is rounded,
             for example the gradient of another use of a tensor. No function gets it.
-        row_reads: names of the inputs with a number per row. They are contiguous.
+        row_reads: names of the inputs with a number per row, or with one number for all rows. They are contiguous.
         row_index: name of an input with a column index per row, in int64. It is contiguous. Functions that are called
             once per row also get `picked`: the element of the first tensor in that column, or NaN if there is no such
             column. They get ``picked_<name>``, too: the number that the first of `column_reads` has for that column, or
@@ -110,6 +110,7 @@ class RowKernel:
         split: whether the blocks of the `RowLayout` have two strides.
         per_block: names in `column_reads` and `column_writes` that have a number per column for each of the `outer`
             blocks of rows. Each program then computes tiles of one block. Set for a call, see `with_blocks`.
+        for_all_rows: names in `row_reads` that have one number for all rows. Set for a call, see `with_numbers`.
     """
 
     name: str
@@ -136,6 +137,7 @@ class RowKernel:
     stride_groups: tuple[tuple[str, str], ...] = ()
     split: bool = False
     per_block: tuple[str, ...] = ()
+    for_all_rows: tuple[str, ...] = ()
 
     def bind(self, **constants: Any) -> RowKernel:
         """Adds constants to the kernel. Each replaces the tensor or parameter of its name, or is a new one.
@@ -165,6 +167,10 @@ class RowKernel:
             changed[field] = tuple(name for name in getattr(self, field) if name not in names)
             changed[columns] = (*getattr(self, columns), *moved)
         return _changed(self, **changed)
+
+    def with_numbers(self, *names: str) -> RowKernel:
+        """Gives inputs of `row_reads` one number for all rows. Equal arguments give the same kernel."""
+        return _changed(self, for_all_rows=names) if names else self
 
     def writing(self, *names: str) -> RowKernel:
         """Removes the outputs that are not named. Equal arguments give the same kernel."""

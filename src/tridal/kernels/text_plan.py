@@ -76,8 +76,12 @@ class TextPlan:
         """The names that functions of any role declare."""
         self.has_index = bool(kernel.row_index in self.all_used or self.picks or self.picks_column)
         self.has_top = bool(kernel.top_writes or kernel.top_index)
-        reads_rows = not self.all_used.isdisjoint(kernel.row_reads)
-        self.has_rows = bool(self.has_index or self.has_top or kernel.row_writes or reads_rows)
+        read = self.all_used.intersection(kernel.row_reads)
+        self.locates_rows = bool(
+            self.has_index or self.has_top or kernel.row_writes or read.difference(kernel.for_all_rows)
+        )
+        """Whether there are numbers per row, and not only numbers for all rows."""
+        self.has_rows = bool(self.locates_rows or (read and self.rows > 1))
         self.stride_groups = {f"{kernel.reads[0]}_ptr": "in", **dict(kernel.stride_groups)}
         self.body_length = f"(cols - head) // {self.vector} * {self.vector}" if self.peel else "cols"
         self.begins = bool(self.peel or self.rank or loops)
@@ -203,6 +207,13 @@ class TextPlan:
     def row_at(self, pointer: str) -> str:
         """Writes pointers to the numbers of a tile's rows in a tensor with a number per row."""
         return f"{pointer} + {self.row_number}"
+
+    def row_mask(self, also: str) -> str:
+        """Writes the mask of an access to a number per row. The only row of a tile is always in bounds."""
+        rows = ["row_in_bounds"] * (self.rows > 1)
+        also = f"({also})" if rows and " " in also else also
+        conditions = " & ".join([*rows, *filter(None, [also])])
+        return f", mask={conditions}" if conditions else ""
 
     @property
     def row_number(self) -> str:

@@ -46,7 +46,7 @@ def load_top(w: Writer) -> None:
     w("POSITION = tl.full(SHAPE, TOP, tl.int32)", POSITION=k.top_index, SHAPE=p.shape)
     for name in names:
         w("X = tl.zeros(SHAPE, ACC)", X=name, SHAPE=p.shape)
-    mask = w.row_mask("")
+    mask = w.plan.row_mask("")
     w("top_row = (ROW) * TOP", ROW=p.row_number)
     load = f"tl.load(POINTER + top_row + number{mask}{', other=0' if mask else ''})"
     with w("for number in tl.static_range(0, TOP):"):

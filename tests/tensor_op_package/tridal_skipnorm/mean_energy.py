@@ -46,17 +46,17 @@ def steps(call: Any, named: Mapping[str, Any]) -> tuple[Tensor]:
 
 
 def gradient_steps(call: Any, named: Mapping[str, Any]) -> tuple[Tensor]:
-    """The share of each row, then the gradient of each element."""
+    """The share of a row, then the gradient of each element."""
     x, dim = named["input"], named["dim"]
-    share = call.torch(shares, named["dy"], x, dim)
+    share = call.torch(share_of_row, named["dy"], x, dim)
     return call.kernel(BACKWARD, x, share, dim=dim, dtypes=(named["dtype"],))
 
 
-def shares(dy: Tensor, x: Tensor, dim: int) -> Tensor:
-    """dy / rows, a number per row."""
+def share_of_row(dy: Tensor, x: Tensor, dim: int) -> Tensor:
+    """dy / rows, one number for all rows."""
     shape = [*x.shape]
     del shape[dim]
-    return (dy / math.prod(shape)).expand(shape)
+    return dy / math.prod(shape)
 
 
 MEAN_ENERGY = ops.Op(

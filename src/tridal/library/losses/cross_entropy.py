@@ -48,18 +48,18 @@ FORWARD = RowKernel(
     padding=float("-inf"), neutral_padding=True, live_tiles=1, constants=_CONSTANTS,
 )  # fmt: skip
 BACKWARD = RowKernel(
-    name="cross_entropy_backward", module=MODULE, reads=("x",), row_reads=("row_lse", "grad"), row_index="index",
-    column_reads=("weight", "weight_sum"), statistics=(), row_value="target_gradient", writes=("gradient",),
-    parameters=("label_smoothing", "z_loss"), live_tiles=1, constants=_CONSTANTS,
+    name="cross_entropy_backward", module=MODULE, reads=("x",), row_reads=("row_lse", "grad", "denominator"),
+    row_index="index", column_reads=("weight", "weight_sum"), statistics=(), row_value="target_gradient",
+    writes=("gradient",), parameters=("label_smoothing", "z_loss"), live_tiles=1, constants=_CONSTANTS,
 )  # fmt: skip
 BACKWARD_WITH_LSE = replace(
-    BACKWARD, name="cross_entropy_with_lse_backward", row_reads=("grad", "lse_grad"), statistics=_LSE,
-    writes=("gradient_of_statistics",), padding=float("-inf"), neutral_padding=True, live_tiles=2,
+    BACKWARD, name="cross_entropy_with_lse_backward", row_reads=("grad", "denominator", "lse_grad"),
+    statistics=_LSE, writes=("gradient_of_statistics",), padding=float("-inf"), neutral_padding=True, live_tiles=2,
 )  # fmt: skip
 WITH_GRADIENT = replace(
     BACKWARD_WITH_LSE, name="cross_entropy_with_gradient", row_reads=("grad", "target_logit"),
     column_reads=("weight",), row_writes=("loss_of_logit",), parameters=("z_loss",),
-    constants=(("label_smoothing", None), ("lse_grad", None), ("weight_sum", None), *_CONSTANTS),
+    constants=(*((name, None) for name in ("label_smoothing", "lse_grad", "weight_sum", "denominator")), *_CONSTANTS),
 )  # fmt: skip
 """Losses and gradients in one kernel. The targets' logits are an input, because the gradient may overwrite them."""
 SMOOTH = RowKernel(
@@ -177,18 +177,19 @@ class Logits:
         dx, rows = self._launch(WITH_GRADIENT, *inputs, dtypes=dtypes, out=self.x)
         return rows, self._restored(dx)
 
-    def gradient(self, lse: Tensor, row_grad: Tensor, lse_grad: Tensor | None, overwrites: bool) -> Tensor:
+    def gradient(
+        self, lse: Tensor, grad: Tensor, denominator: Tensor | None, lse_grad: Tensor | None, overwrites: bool
+    ) -> Tensor:
         """Returns the gradient of the logits. It may overwrite them.
 
-        `row_grad` is the gradient of each row's loss. It has any shape.
+        `grad` / `denominator` is the gradient of each row's loss. Both may be one number for all rows.
         """
         weight, weight_sum = self.weight, None
         if weight is not None and self.options.label_smoothing > 0:
             dtype = self.wide
             weight_sum = self.call.torch(lambda weight: weight.sum(dtype=dtype).expand(weight.shape), weight)
-        kernel, rows = BACKWARD, (lse, row_grad)
-        if lse_grad is not None:
-            kernel, rows = BACKWARD_WITH_LSE, (row_grad, lse_grad)
+        rows = (lse, grad, denominator) if lse_grad is None else (grad, denominator, lse_grad)
+        kernel = BACKWARD if lse_grad is None else BACKWARD_WITH_LSE
         options: Any = {"dtypes": (self.input.dtype,), "out": self.x if overwrites else None}
         return self._restored(self._launch(kernel, *rows, self.index, weight, weight_sum, **options)[0])
 
@@ -238,16 +239,11 @@ def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     logits = Logits(call, input, target, weight, options)
     if not call.wanted[0]:
         raise NoKernel
-    row_grad = call.torch(_row_grad, grad, lse, denominator, options.reduction)
-    return logits.gradient(lse, row_grad, lse_grad, overwrites=False), None
-
-
-def _row_grad(grad: Tensor | None, lse: Tensor, denominator: Tensor | None, reduction: int) -> Tensor:
     if grad is None:
-        return torch.zeros_like(lse)
-    if denominator is not None:
-        return torch.div(grad, denominator.expand(lse.numel()))
-    return loss_math.row_gradient(grad.to(lse.dtype), lse.numel(), None, reduction).expand(lse.shape)
+        grad = call.torch(torch.zeros_like, lse)
+    elif grad.dtype is torch.float64 and lse.dtype is not torch.float64:
+        grad = call.torch(Tensor.to, grad, lse.dtype)
+    return logits.gradient(lse, grad, denominator, lse_grad, overwrites=False), None
 
 
 NUMBERS = (

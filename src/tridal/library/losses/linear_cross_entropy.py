@@ -66,7 +66,7 @@ def _losses(
     if row_grad is None:
         return losses, None
     try:
-        return losses, Logits(call, *given, options).gradient(lse, row_grad, None, overwrites=True)
+        return losses, Logits(call, *given, options).gradient(lse, row_grad, None, None, overwrites=True)
     except NoKernel as reason:
         name = CROSS_ENTROPY.gradient_signature.name
         record_torch_call(name, None, row_grad, logits, target, otherwise=str(reason) or None)

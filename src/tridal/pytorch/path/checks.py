@@ -148,7 +148,7 @@ def check_shapes(
     """
     kinds = zip(("element", "element", "row", "index", "top", "top_index", "column"), kernel.tensors[4:], strict=True)
     roles = {name: role for role, names in kinds for name in names}
-    given = dict(zip(roles, tensors, strict=True))
+    given = {n: t for n, t in zip(roles, tensors, strict=True) if n not in kernel.for_all_rows}
     main = next(iter(given.items()))
     _check_shapes(kernel.name, main, Rows(dim, 1), roles, given, kernel.top)
     written = dict(zip(kernel.writes, out, strict=False))

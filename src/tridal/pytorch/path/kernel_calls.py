@@ -45,6 +45,16 @@ def variant(
     return replace(kernel, statistics=()) if only_sums else kernel
 
 
+def with_numbers(kernel: RowKernel, inputs: Sequence[Tensor], dim: int) -> RowKernel:
+    """Returns the kernel for inputs of `row_reads` that may have one element, which is a number for all rows."""
+    sizes = [*inputs[0].shape]
+    del sizes[dim]
+    if math.prod(sizes) == 1:
+        return kernel
+    pairs = zip(kernel.inputs, inputs, strict=True)
+    return kernel.with_numbers(*(name for name, t in pairs if name in kernel.row_reads and t.numel() == 1))
+
+
 def launch_kernel(context: DeviceContext, use: KernelUse, count: int, *tensors: Tensor) -> tuple[Any, ...]:
     """Launches a kernel. Returns its outputs. The call is stored with the sizes and strides of all tensors as its key.
 
@@ -84,7 +94,7 @@ def kernel_call(
             `group_strides`. The others are made contiguous, except the mask. Those with a number per row have as many
             elements as this shape without `dim`. Those of `top_reads` and `top_index` have these numbers in the last
             dim. Those with a number per column have one dim. Those with a number per column and block have the rank of
-            the first one, see `KernelUse.block_dims`.
+            the first one, see `KernelUse.block_dims`. Those of `RowKernel.for_all_rows` have one element.
         out: tensors that receive the first of `writes`, of the first input's shape. It may be one of them.
         most_rows: the largest number of rows of inputs with the same key, whose rows run along the last dim; None if
             the inputs have one shape.

@@ -22,7 +22,7 @@ from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.call import Call
 from tridal.pytorch.path.checks import check_shapes
 from tridal.pytorch.path.generated import generated
-from tridal.pytorch.path.kernel_calls import kernel_call, launch_kernel, variant
+from tridal.pytorch.path.kernel_calls import kernel_call, launch_kernel, variant, with_numbers
 from tridal.pytorch.path.run_source import AddressLaunch, KernelUse, allocator
 from tridal.pytorch.path.step_checks import NamedArguments, check_launch, check_results, naming, without_values
 
@@ -65,7 +65,8 @@ class Steps:
 
         Args:
             inputs: the tensors of `reads`, `added`, `row_reads`, `row_index`, `top_reads`, `top_index` and
-                `column_reads`, in this order. The kernel is compiled without those that are None.
+                `column_reads`, in this order. The kernel is compiled without those that are None. One element for
+                `row_reads` is a number for all rows.
             dim: the dim of the first input along which rows run.
             dtypes: the dtypes of the outputs with a number per element, then of those with a number per row, then of
                 `top_writes`. By default, the dtype of the first input after the cast, and that of sums.
@@ -88,7 +89,7 @@ class Steps:
         absent += [name for name in kernel.parameters if numbers[name] is None]
         constants = tuple((name, value) for name, value in numbers.items() if name not in kernel.parameters)
         outputs = tuple(writes) or kernel.outputs
-        kernel = variant(kernel, tuple(absent), outputs, constants)
+        kernel = with_numbers(variant(kernel, tuple(absent), outputs, constants), given, dim)
         parameters = tuple(numbers[name] for name in kernel.parameters)
         use = KernelUse(kernel, dim % given[0].dim(), tuple(dtypes), parameters, cast)
         if not dtypes:

@@ -95,17 +95,23 @@ def smooth_loss(index, row_loss, distances, count, label_smoothing, IGNORE_INDEX
 
 
 @triton.jit
-def target_gradient(index, grad, picked_weight, count, IGNORE_INDEX: tl.constexpr):
-    """Returns grad * weight of the target: 0 if the target is ignored, NaN if it is not one of the classes."""
+def row_gradient(grad, denominator):
+    """Returns the gradient of a row's loss, from that of the reduced loss and the denominator of a mean."""
+    return grad if denominator is None else grad / denominator
+
+
+@triton.jit
+def target_gradient(index, grad, denominator, picked_weight, count, IGNORE_INDEX: tl.constexpr):
+    """Returns the weighted gradient of the row's loss: 0 if the target is ignored, NaN if it is none of the classes."""
     valid = (index >= 0) & (index < tl.cast(count, tl.int64))
-    number = tl.where(valid, _times(grad, picked_weight), float("nan"))
+    number = tl.where(valid, _times(row_gradient(grad, denominator), picked_weight), float("nan"))
     return tl.where(index == IGNORE_INDEX, 0.0, number)
 
 
 @triton.jit
 def _index_gradient(
-    x, exp, scale, index, column, row_lse, grad, target_gradient, weight, weight_sum, count, label_smoothing, z_loss,
-    lse_grad, AXIS: tl.constexpr, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr,
+    x, exp, scale, index, column, row_lse, grad, denominator, target_gradient, weight, weight_sum, count,
+    label_smoothing, z_loss, lse_grad, AXIS: tl.constexpr, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Returns the gradient of a logit with the probability p = exp * scale, where scale is a number per row.
 
@@ -114,7 +120,7 @@ def _index_gradient(
     peak, factor = target_gradient, target_gradient
     if label_smoothing is not None:
         peak = (1.0 - label_smoothing) * target_gradient
-        spread = tl.where(index == IGNORE_INDEX, 0.0, grad) * (label_smoothing / count)
+        spread = tl.where(index == IGNORE_INDEX, 0.0, row_gradient(grad, denominator)) * (label_smoothing / count)
         factor = peak + spread * count if weight is None else peak
     if z_loss is not None:
         factor += 2.0 * z_loss * row_lse * target_gradient
@@ -132,24 +138,26 @@ def _index_gradient(
 
 @triton.jit
 def gradient(
-    x, index, column, row_lse, grad, target_gradient, weight, weight_sum, count, label_smoothing, z_loss,
+    x, index, column, row_lse, grad, denominator, target_gradient, weight, weight_sum, count, label_smoothing, z_loss,
     AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a logit, for the gradient `grad` of the row's loss. weight_sum is the sum of all weights."""
+    """The gradient of a logit, for `row_gradient` of the row. weight_sum is the sum of all weights."""
     p = exp(capped(x, SOFTCAP) - tl.expand_dims(row_lse, AXIS), EXP2_BIAS)
     return _index_gradient(
-        x, p, tl.full(row_lse.shape, 1.0, row_lse.dtype), index, column, row_lse, grad, target_gradient, weight,
-        weight_sum, count, label_smoothing, z_loss, None, AXIS, IGNORE_INDEX, SOFTCAP,
+        x, p, tl.full(row_lse.shape, 1.0, row_lse.dtype), index, column, row_lse, grad, denominator,
+        target_gradient, weight, weight_sum, count, label_smoothing, z_loss, None, AXIS, IGNORE_INDEX, SOFTCAP,
     )  # fmt: skip
 
 
 @triton.jit
 def gradient_of_statistics(
-    x, index, column, row_max, row_sum, grad, lse_grad, target_gradient, weight, weight_sum, count, label_smoothing,
-    z_loss, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr,
+    x, index, column, row_max, row_sum, grad, denominator, lse_grad, target_gradient, weight, weight_sum, count,
+    label_smoothing, z_loss, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, IGNORE_INDEX: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a logit from its row's statistics, for the gradients of the row's loss and log-sum-exp."""
     return _index_gradient(
         x, exp_term(x, row_max, AXIS, EXP2_BIAS, SOFTCAP), 1.0 / row_sum, index, column, lse(row_max, row_sum), grad,
-        target_gradient, weight, weight_sum, count, label_smoothing, z_loss, lse_grad, AXIS, IGNORE_INDEX, SOFTCAP,
+        denominator, target_gradient, weight, weight_sum, count, label_smoothing, z_loss, lse_grad, AXIS,
+        IGNORE_INDEX, SOFTCAP,
     )  # fmt: skip
