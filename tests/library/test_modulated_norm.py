@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import tridal
+from tridal.library.modulated_norm import functions
 from tridal.runtime.specialization import KernelCall
 
 Tensor = torch.Tensor
@@ -280,6 +282,25 @@ def test_a_gated_sum_is_compiled_and_batched(device: torch.device, name: str) ->
     assert_close(found, expected)
     assert_close(*(torch.autograd.grad(results, tensors, grads) for results in (found, expected)))
     assert_close(torch.func.vmap(lambda *given: with_residual(name, True, [*given], []))(*tensors), expected)
+
+
+@each
+def test_known_calls_with_a_gate_have_keys_of_their_own(
+    device: torch.device, name: str, no_calls: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their function is not computed again, whichever of the other tensors there are."""
+    x, scale, shift, residual, gate = leaves(device, (2, 5, 16), (2, 1, 16), (2, 1, 16), (2, 5, 16), (2, 1, 16))
+    function = getattr(tridal, f"modulated_{name}")
+    calls = [
+        lambda given=given: function(x, scale, (16,), shift=given[0], residual=given[1], gate=given[2])
+        for given in itertools.product((None, shift), (None, residual), (None, gate))
+        if given[1] is not None or given[2] is None
+    ]
+    expected = [call() for call in calls]
+    monkeypatch.setattr(functions, "_compute", None)
+    assert_close([call() for call in calls], expected)
+    with torch.no_grad(), pytest.raises(TypeError, match="not callable"):
+        calls[-1]()
 
 
 @each

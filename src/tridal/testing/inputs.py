@@ -179,11 +179,13 @@ def call_function(
     optional = any(argument.optional for argument in op.arguments if argument.type == "Tensor")
     parameters = inspect.signature(function).parameters.values() if optional else ()
     required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
-    first = [a for a in op.arguments if a.type == "Tensor" and (not a.optional or a.name in required)]
+    named = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    given_first = [a for a in op.arguments if a.type == "Tensor" and a.name not in named]
+    first = [a for a in given_first if not a.optional or a.name in required]
     for argument in (*(a for a in op.arguments if a not in first), *extra):
         name, needed = argument.name, argument.type == "float" or argument.range is not None
         needed = needed and argument.default is argument.neutral is None and not argument.optional
-        if argument.optional and tensors.get(name) is not None:
+        if (argument.optional or name in named) and tensors.get(name) is not None:
             keywords[name] = tensors[name]
         elif name in given or needed:
             keywords[name] = given.get(name, ordinary(argument))

@@ -31,45 +31,6 @@ Casting = Literal["llama"] | None
 _NAMES = {"scale": "scaling"}  # `scale` is a number of other ops
 
 
-@op_function(GATED_MODULATED_LAYER_NORM, sizes="normalized_shape", names=_NAMES)
-def gated_modulated_layer_norm(
-    call: Any, input: Tensor, residual: Tensor, gate: Tensor, scale: Tensor, normalized_shape: Sequence[int],
-    weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None,
-    casting: Casting = None, stream: Any = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Computes `modulated_layer_norm` with a residual and a gate.
-
-    Example:
-        >>> x = torch.tensor([[1.0, 2.0]])
-        >>> tridal.modulated_layer_norm(x, 0 * x, (2,), residual=x, gate=x)[1]
-        tensor([[2., 6.]])
-    """
-    op = GATED_MODULATED_LAYER_NORM
-    check_number(MODULATED_LAYER_NORM.name, "eps", eps)
-    modulation = {"gate": gate, "scale": scale, "shift": shift}
-    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, casting, weight, bias)
-
-
-@op_function(GATED_MODULATED_RMS_NORM, sizes="normalized_shape", names=_NAMES)
-def gated_modulated_rms_norm(
-    call: Any, input: Tensor, residual: Tensor, gate: Tensor, scale: Tensor, normalized_shape: Sequence[int],
-    weight: Tensor | None = None, eps: float | None = None, *, shift: Tensor | None = None, casting: Casting = None,
-    stream: Any = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Computes `modulated_rms_norm` with a residual and a gate.
-
-    Example:
-        >>> x = torch.tensor([[1.0, 2.0]])
-        >>> tridal.modulated_rms_norm(x, 0 * x, (2,), residual=x, gate=x)[1]
-        tensor([[2., 6.]])
-    """
-    op = GATED_MODULATED_RMS_NORM
-    if eps is not None:
-        check_number(MODULATED_RMS_NORM.name, "eps", eps)
-    modulation = {"gate": gate, "scale": scale, "shift": shift}
-    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, casting, weight)
-
-
 @overload
 def modulated_layer_norm(
     input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
@@ -82,7 +43,9 @@ def modulated_layer_norm(
     bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, residual: Tensor,
     gate: Tensor | None = None, casting: Casting = None, stream: Any = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-@op_function(MODULATED_LAYER_NORM, sizes="normalized_shape", names=_NAMES)
+@op_function(
+    MODULATED_LAYER_NORM, sizes="normalized_shape", names=_NAMES, variants={"gate": GATED_MODULATED_LAYER_NORM}
+)
 def modulated_layer_norm(
     call: Any, input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     bias: Tensor | None = None, eps: float = 1e-5, *, shift: Tensor | None = None, residual: Tensor | None = None,
@@ -126,16 +89,10 @@ def modulated_layer_norm(
         tensor([[[3., 6., 9.],
                  [9., 6., 3.]]])
     """
-    if gate is not None:
-        given = _residual(MODULATED_LAYER_NORM, residual), gate, scale
-        return gated_modulated_layer_norm(
-            input, *given, normalized_shape, weight, bias, eps, shift=shift, casting=casting
-        )
     check_number(MODULATED_LAYER_NORM.name, "eps", eps)
-    modulation = {"scale": scale, "shift": shift}
-    return _compute(
-        call, MODULATED_LAYER_NORM, (input, residual), modulation, normalized_shape, eps, casting, weight, bias
-    )
+    op = MODULATED_LAYER_NORM if gate is None else GATED_MODULATED_LAYER_NORM
+    modulation = {"gate": gate, "scale": scale, "shift": shift}
+    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, casting, weight, bias)
 
 
 @overload
@@ -150,7 +107,7 @@ def modulated_rms_norm(
     eps: float | None = None, *, shift: Tensor | None = None, residual: Tensor, gate: Tensor | None = None,
     casting: Casting = None, stream: Any = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-@op_function(MODULATED_RMS_NORM, sizes="normalized_shape", names=_NAMES)
+@op_function(MODULATED_RMS_NORM, sizes="normalized_shape", names=_NAMES, variants={"gate": GATED_MODULATED_RMS_NORM})
 def modulated_rms_norm(
     call: Any, input: Tensor, scale: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     eps: float | None = None, *, shift: Tensor | None = None, residual: Tensor | None = None,
@@ -177,20 +134,11 @@ def modulated_rms_norm(
         >>> tridal.modulated_rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(1, 2), (2,))
         tensor([[1.6971, 2.2627]])
     """
-    if gate is not None:
-        given = _residual(MODULATED_RMS_NORM, residual), gate, scale
-        return gated_modulated_rms_norm(input, *given, normalized_shape, weight, eps, shift=shift, casting=casting)
     if eps is not None:
         check_number(MODULATED_RMS_NORM.name, "eps", eps)
-    modulation = {"scale": scale, "shift": shift}
-    return _compute(call, MODULATED_RMS_NORM, (input, residual), modulation, normalized_shape, eps, casting, weight)
-
-
-def _residual(op: Op, residual: Tensor | None) -> Tensor:
-    """Returns the residual of a call with a gate."""
-    if residual is None:
-        raise TypeError(wrong(op.name, "residual", "be a torch.Tensor, because there is a gate", None))
-    return residual
+    op = MODULATED_RMS_NORM if gate is None else GATED_MODULATED_RMS_NORM
+    modulation = {"gate": gate, "scale": scale, "shift": shift}
+    return _compute(call, op, (input, residual), modulation, normalized_shape, eps, casting, weight)
 
 
 def _compute(
@@ -198,7 +146,11 @@ def _compute(
     normalized_shape: Sequence[int], eps: float | None, casting: Casting, *columns: Tensor | None,
 ) -> Any:  # fmt: skip
     """Computes a modulated norm of an input and a residual. `modulation` are gate, scale and shift by name."""
-    input, name = tensors[0], op.name.removeprefix("gated_")
+    (input, residual), name = tensors, op.name.removeprefix("gated_")
+    if modulation["gate"] is None:
+        del modulation["gate"]
+    elif residual is None:
+        raise TypeError(wrong(name, "residual", "be a torch.Tensor, because there is a gate", None))
     normalized_shape = traced_sizes(normalized_shape)
     check_sizes(name, input, normalized_shape)
     check_choice(name, "casting", casting, (None, "llama"))
@@ -218,7 +170,7 @@ def _compute(
         eps = torch.finfo(accumulator(*tensors, *modulation.values())).eps
     arguments = (*found, dims, float(eps), casting or "")
     check_arguments(Arguments(op.signature, arguments))
-    results = 1 if tensors[1] is None else 2
+    results = 1 if residual is None else 2
     if torch_computes(op.name, *found):
         computed = compute(op, *arguments)[:results]
         return computed[0] if results == 1 else computed

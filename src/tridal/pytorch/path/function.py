@@ -64,7 +64,11 @@ def register(op: Op) -> None:
 
 
 def op_function(
-    op: Op, sizes: str | None = None, last: str | None = None, names: Mapping[str, str] | None = None
+    op: Op,
+    sizes: str | None = None,
+    last: str | None = None,
+    names: Mapping[str, str] | None = None,
+    variants: Mapping[str, Op] | None = None,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[P, R]]:
     """Makes the public function of an op from a body: `body(call, *arguments)`. Registers the op.
 
@@ -86,6 +90,8 @@ def op_function(
         last: an expression of the parameters that is true if rows run along the last dim. By default, this follows from
             the parameter `dim` or from the op; without both, rows run along the last dim.
         names: the op's tensors by the names of parameters that have other names.
+        variants: other ops, by the names of tensors that `op` does not have. If such a tensor is given, its op computes
+            the call, and the body passes the arguments of this op to `call`.
 
     Raises:
         PluginError: see `register`.
@@ -102,24 +108,56 @@ def op_function(
     """
 
     def decorate(body: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
-        register(op)
-        function = _function(op, body, sizes, last, names or {})
-        FUNCTIONS.setdefault(op.name, function)
+        ops = {**(variants or {}), "": op}
+        for each in ops.values():
+            register(each)
+        function = _function(ops, body, sizes, last, names or {})
+        for each in ops.values():
+            FUNCTIONS.setdefault(each.name, function)
         return function
 
     return decorate
 
 
 def _function(
-    op: Op, body: Callable[..., Any], sizes: str | None, last: str | None, renamed: Mapping[str, str]
+    ops: Mapping[str, Op], body: Callable[..., Any], sizes: str | None, last: str | None, renamed: Mapping[str, str]
 ) -> Callable[..., Any]:
-    """Returns the public function of an op. Its source is generated: it makes the key of a call, and finds the call."""
+    """Returns the public function of `ops`, by the tensor that selects each of them; the one of "" is the last.
+
+    Its source is generated: it makes the key of a call, and finds the call.
+    """
     signature = inspect.signature(body)
     parameters = list(signature.parameters.values())[1:]
+    scope = keys.scope() | {f"default_{p.name}": p.default for p in parameters}
+    source = ""
+    for number, (selecting, op) in enumerate(ops.items()):
+        code = _call_code(op, f"_enter{number}", parameters, [*ops], sizes, last, renamed)
+        indented = code.replace("\n", "\n    ")
+        source += f"if {selecting} is not None:\n    {indented}\n" if selecting else code
+        scope[f"_enter{number}"] = functools.partial(_enter, op, body)
+    scope |= {"CALLS": CALLS, "NO_KEY": keys.NO_KEY, "compiling": _compiling, "can_be_stored": _can_be_stored}
+    if clashes := sorted({parameter.name for parameter in parameters} & scope.keys()):
+        name = ops[""].name
+        raise PluginError(f"op {name!r}: parameters: functions have a variable {clashes[0]!r}: choose another name")
+    function = functools.wraps(body)(generated(body.__name__, _declared(parameters), [source], scope))
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    of_public = {*signature.parameters, "return"} - {next(iter(signature.parameters))}
+    function.__annotations__ = {name: kind for name, kind in body.__annotations__.items() if name in of_public}
+    del function.__wrapped__
+    scope["_function"] = function
+    return function
+
+
+def _call_code(
+    op: Op, enter: str, parameters: list[inspect.Parameter], selecting: list[str], sizes: str | None,
+    last: str | None, renamed: Mapping[str, str],
+) -> str:  # fmt: skip
+    """Returns the code of a call of an op. `enter` is the name of its function for calls without a known key."""
     tensors = [op.signature.names[index] for index in op.signature.tensors]
-    names_of_tensors = {renamed.get(name, name): name for name in signature.parameters}
+    found = [parameter.name for parameter in parameters]
+    names_of_tensors = {renamed.get(name, name): name for name in found}
     own = [names_of_tensors.get(name, "") for name in tensors]
-    names = {name: name for name in (*op.signature.names, *own) if name in signature.parameters}
+    names = {name: name for name in (*op.signature.names, *own) if name in found}
     names |= {name: code for name, code in zip(tensors, own, strict=True) if code}
     if sizes is not None:
         names["dims"] = "_row_dims"
@@ -127,12 +165,11 @@ def _function(
     flexible = flexible if last is None else f"({flexible}) and ({last})"
     may_be_none = {name for name, known in zip(own, tensors, strict=True) if known in op.signature.optional}
     optional = frozenset(p.name for p in parameters if p.name in own and (p.default is None or p.name in may_be_none))
-    scope = keys.scope() | {f"default_{p.name}": p.default for p in parameters}
     # Tensors that the op does not have cannot be in a key.
-    others = [p.name for p in parameters if p.name not in own and "Tensor" in str(p.annotation)]
-    unkeyed = [*others, *["stream"] * ("stream" in signature.parameters)]
-    options = [p for p in parameters if p.name not in (*own, sizes, *unkeyed) and p.kind is not p.VAR_KEYWORD]
+    others = [p.name for p in parameters if p.name not in (*own, *selecting) and "Tensor" in str(p.annotation)]
+    unkeyed = [*others, *["stream"] * ("stream" in found)]
     removed = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
+    options = [p for p in parameters if p.name not in (*own, sizes, *unkeyed, *selecting, *removed)]
     described = keys.describe(op.signature, own, optional, flexible, dims)
     of_sizes = keys.of_sizes(sizes) if sizes is not None else keys.Described([], [])
     lines = [f"if {' or '.join(f'{name} is not None' for name in unkeyed)}: no_key()"] * bool(unkeyed)
@@ -147,7 +184,7 @@ def _function(
     lines = lines if op.prepares else ["no_key()"]
     code = [*lines, f"_key = ({', '.join(parts)})", "_call = CALLS.get(_key)"]
     computed = "\n".join(code).replace("\n", "\n        ")
-    source = f"""_key = _call = None
+    return f"""_key = _call = None
 if not compiling():
     try:
         {computed}
@@ -157,17 +194,7 @@ if not compiling():
         return _call.compute({given})
     if _key is not None and not can_be_stored(({kept}{"," * bool(kept)})):
         _key = None
-return _enter(_function, _key, ({given},), ({", ".join(positional)},), dict({keywords}))"""
-    scope |= {"CALLS": CALLS, "NO_KEY": keys.NO_KEY, "compiling": _compiling, "can_be_stored": _can_be_stored}
-    if clashes := sorted({parameter.name for parameter in parameters} & scope.keys()):
-        raise PluginError(f"op {op.name!r}: parameters: functions have a variable {clashes[0]!r}: choose another name")
-    function = functools.wraps(body)(generated(body.__name__, _declared(parameters), [source], scope))
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    of_public = {*signature.parameters, "return"} - {next(iter(signature.parameters))}
-    function.__annotations__ = {name: kind for name, kind in body.__annotations__.items() if name in of_public}
-    del function.__wrapped__
-    scope |= {"_function": function, "_enter": functools.partial(_enter, op, body)}
-    return function
+return {enter}(_function, _key, ({given},), ({", ".join(positional)},), dict({keywords}))"""
 
 
 class _Name(str):
