@@ -66,7 +66,7 @@ class Candidates:
         of_needed, of_used, more_memory = self._corrections.get((config.schedule, config.reload), self._others)
         limit = min(config.max_registers or most, most)
         spills = max(0, int((needed * of_needed - limit) / SPILL_REGISTERS))
-        shared_memory += int(more_memory * config.rows * config.cols)
+        shared_memory += int(more_memory * config.rows * config.row_cols)
         return Resources(min(limit, int(used * of_used)), spills, shared_memory)
 
     def choose(
@@ -111,7 +111,7 @@ class Candidates:
         factor = (registers + spills * SPILL_REGISTERS) / needed if spills else min(1.0, registers / needed)
         # A kernel with a limit does not tell how many registers it would use without. They could be all.
         of_used = (registers if config.max_registers is None else most) / used
-        more_memory = max(0, resources.shared_memory - shared_memory) / int(config.rows * config.cols)
+        more_memory = max(0, resources.shared_memory - shared_memory) / int(config.rows * config.row_cols)
         self._corrections[config.schedule, config.reload] = factor, of_used, more_memory
         if factor > _MUCH_MORE:
             self._others = factor, factor, 0.0

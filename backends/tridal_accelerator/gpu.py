@@ -82,7 +82,7 @@ class DeviceProblem(Problem):
 
     def bytes_per_tile(self, config: KernelConfig) -> int:
         """Counts the bytes that a program reads for one tile. Padding columns are not read."""
-        return config.rows * min(config.cols, self.cols) * self.bytes_read
+        return config.rows * min(config.row_cols, self.cols) * self.bytes_read
 
 
 @dataclass(frozen=True, slots=True)

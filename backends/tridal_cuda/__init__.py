@@ -21,7 +21,7 @@ class Cuda(TorchBackend):
     device_type = "cuda"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
     schedules = frozenset({"whole_row", "cooperative", "column_loop"})
-    features = frozenset({"peel", "reload", "lanes", "scale_mask"})
+    features = frozenset({"peel", "reload", "lanes", "rest_cols", "scale_mask"})
     install = "an NVIDIA driver, and a CUDA build of PyTorch, which includes Triton (pytorch.org, Get Started)"
     devices = ARCHITECTURES
 

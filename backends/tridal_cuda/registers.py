@@ -21,7 +21,7 @@ def estimate(problem: GpuProblem, config: KernelConfig) -> Estimate:
     loaded = (*problem.reads, *problem.added)  # a pipeline has all its stages but one in shared memory
     if config.schedule == "column_loop":
         loaded += problem.column_reads + problem.column_writes
-    tile_bytes = config.rows * int(config.cols) * sum(map(ITEMSIZE.__getitem__, loaded))
+    tile_bytes = config.rows * int(config.row_cols) * sum(map(ITEMSIZE.__getitem__, loaded))
     return Estimate(needed, used, min(tuning.MAX_REGISTERS, most), (config.num_stages - 1) * tile_bytes)
 
 
@@ -81,7 +81,7 @@ def _terms_of_reload(problem: GpuProblem, config: KernelConfig) -> list[tuple[fl
 def _elements_per_thread(problem: GpuProblem, config: KernelConfig) -> float:
     """Counts the elements of a tile that a thread has, in 32-bit registers."""
     threads = (problem.device.warp_size or 32) * config.num_warps
-    return max(1, int(config.rows * config.cols) / threads) * problem.accumulator / 4
+    return max(1, int(config.rows * config.row_cols) / threads) * problem.accumulator / 4
 
 
 def _exchanges(problem: GpuProblem, config: KernelConfig) -> bool:

@@ -33,7 +33,7 @@ class Interpreter(BackendBase):
     device_type = "cpu"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
     schedules = frozenset({"whole_row", "column_loop"})
-    features = frozenset({"peel", "reload", "lanes", "scale_mask"})
+    features = frozenset({"peel", "reload", "lanes", "rest_cols", "scale_mask"})
     interpreted = True
     options: Mapping[str, Option] = {
         "num_programs": Option(

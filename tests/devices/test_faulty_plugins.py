@@ -44,7 +44,7 @@ MEMBERS = {
         "schedules: unknown 'column_lop'; did you mean 'column_loop'? (known: whole_row, cooperative, column_loop)",
     "Toy.schedules = set()": "schedules: expected at least one of whole_row",
     "Toy.features = {'relod'}":
-        "features: unknown 'relod'; did you mean 'reload'? (known: peel, reload, lanes, scale_mask)",
+        "features: unknown 'relod'; did you mean 'reload'? (known: peel, reload, lanes, rest_cols, scale_mask)",
     "Toy.interpreted = 'no'": "interpreted: expected a bool, found 'no'",
     "Toy.device_type = None": "device_type: expected a str, found nothing",
     "Toy.options = {'rows': 4}": "options: rows: expected an Option, found 4",

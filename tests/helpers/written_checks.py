@@ -46,7 +46,7 @@ def faults(written: WrittenKernel, kernel: RowKernel) -> list[str]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    return name, f"{name}_edge", f"{name}_chunk", f"{name}_top"
+    return name, *(f"{name}_{area}" for area in ("edge", "rest", "chunk", "top"))
 
 
 def _parameters(tree: ast.Module, name: str) -> set[str]:

@@ -21,6 +21,7 @@ INNER, FEW = replace(PROBLEM, layout="inner"), replace(PROBLEM, inner=10)
 NUMBERS = replace(PROBLEM, writes=(), row_writes=("float32",))
 TOP = replace(PROBLEM, whole_rows=True)
 WHOLE_ROW = LaunchPlan(KernelConfig("whole_row", 4, 1024), 20, "because")
+WITH_REST = LaunchPlan(KernelConfig("whole_row", 1, 512, rest_cols=512), 20, "because")
 COLUMN_LOOP = LaunchPlan(KernelConfig("column_loop", 1, 256), 20, "because")
 COOPERATIVE = LaunchPlan(KernelConfig("cooperative", 1, 256, programs_per_row=4), 40, "because")
 ONE_EACH = replace(WHOLE_ROW, config=replace(WHOLE_ROW.config, persistent=False), programs=None)
@@ -63,6 +64,8 @@ def problem_of(plan: LaunchPlan, **context: Any) -> str:
     ("plan", "context"),
     [
         (WHOLE_ROW, {}),
+        (WITH_REST, {}),
+        (changed(WITH_REST, reload=True, persistent=False, programs=None), {}),
         (COLUMN_LOOP, {}),
         (COOPERATIVE, {}),
         (ONE_EACH, {}),
@@ -80,6 +83,7 @@ def test_correct_plan_passes(plan: LaunchPlan, context: dict[str, Any]) -> None:
 
 WRONG: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "a power of two": (("rows", "cols", "num_warps", "lanes"), (0, 3, 4.0, numpy.int64(4), True)),
+    "0 or a power of two": (("rest_cols",), (-1, 3, 4.0, False)),
     "an integer from 1 to 32": (("num_stages",), (0, 33, "2", True)),
     "a positive integer": (("programs_per_row",), (0, 1.0, None)),
     "a positive integer or None": (("max_registers", "occupancy"), (0, 31.5, True)),
@@ -104,6 +108,7 @@ def test_field_of_a_wrong_type_or_range_is_named(field: str, value: Any, allowed
 RESIDENT = "which are resident at the same time on 10 cores"
 ONE_ROW = "rows = 2, expected 1, because cooperative programs exchange one row at a time"
 PEELS = "peel = True, expected False, because 'column_loop' peels rows only for statistics of elements without a mask"
+RESTS = 'expected 0, because only "whole_row" has a rest, without `peel`, in tiles of one row'
 LANES = 'expected 1, because only "column_loop" splits a row into lanes'
 OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same with peel = True"
 
@@ -126,6 +131,14 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (WHOLE_ROW, {"lanes": 2}, {}, f"lanes = 2, {LANES}"),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, per_block=True)},
          "schedule = 'cooperative', expected another one: each block has programs of its own, so they may not be "),
+        # a second tile with the rest of a row
+        *((WITH_REST, fields, {}, f"rest_cols = 512, {RESTS}") for fields in (
+            {"rows": 2}, {"peel": True}, {"schedule": "column_loop"},
+            {"schedule": "cooperative", "programs_per_row": 2},
+        )),
+        (WITH_REST, {"cols": 1024}, {}, "rest_cols = 512, expected 0, because a row of 781 columns fits in the first "),
+        (WITH_REST, {"rest_cols": 256}, {}, "cols = 512, expected at least 781, because a tile holds whole rows"),
+        (WITH_REST, {}, {"problem": TOP}, "rest_cols = 512, expected 0, because a program has to hold whole rows in o"),
         # kernels that need whole rows
         (COLUMN_LOOP, {}, {"problem": TOP}, "schedule = 'column_loop', expected 'whole_row', because a program has"),
         (COOPERATIVE, {}, {"problem": TOP}, "schedule = 'cooperative', expected 'whole_row', because a program has"),
@@ -162,6 +175,7 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (COOPERATIVE, {}, {"declared": ALL - {"cooperative"}}, "schedule = 'cooperative', expected one of the backend"),
         *((WHOLE_ROW, {name: True}, {"declared": ALL - {name}},
            f"{name} = True, expected False, because the backend's `features` lack") for name in ("peel", "reload")),
+        (WITH_REST, {}, {"declared": ALL - {"rest_cols"}}, "rest_cols = 512, expected 0, because the backend's `featu"),
         (COLUMN_LOOP, {"lanes": 2}, {"declared": ALL - {"lanes"}}, "lanes = 2, expected 1, because the backend's `fea"),
     ],
 )  # fmt: skip

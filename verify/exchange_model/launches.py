@@ -100,7 +100,7 @@ class Launch:
         absent = "INT64_OFFSETS", "INT64_TILES", "PEEL", "SAME_MISALIGNMENT", "RELOAD", "CAUSAL", "ZERO_MASKED_ROWS"
         return dict.fromkeys(absent, False) | {
             "ACC_DTYPE": "fp32", "EXP2_BIAS": None, "AXIS": 1 if rows == 1 else 0, "ROWS": rows, "COLS": 1, "VECTOR": 1,
-            "WARP": rows if self.tile_in_one_warp else rows - 1,
+            "REST_COLS": 0, "WARP": rows if self.tile_in_one_warp else rows - 1,
             "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots,
             "PERSISTENT": self.persistent, "NUM_STAGES": 1 if self.dynamic else 2,
         }  # fmt: skip

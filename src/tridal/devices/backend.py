@@ -60,7 +60,7 @@ class Backend(Protocol):
     features: frozenset[str]
     """The members of `FEATURES` that its plans may use.
 
-    "peel", "reload" and "lanes" allow the fields of `KernelConfig` with these names. With "scale_mask",
+    "peel", "reload", "lanes" and "rest_cols" allow the fields of `KernelConfig` with these names. With "scale_mask",
     plans may assume that scaling and masking need no smaller tiles, although they take more memory.
     """
     interpreted: bool

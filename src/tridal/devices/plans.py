@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
-FEATURES = ("peel", "reload", "lanes", "scale_mask")
+FEATURES = ("peel", "reload", "lanes", "rest_cols", "scale_mask")
 """Optional features of a backend; `Backend.features` describes them."""
 MAX_PROGRAMS = (1 << 31) - 1
 """The limit of the programs of a launch: Triton numbers them with 32 bits."""
@@ -48,6 +48,14 @@ class KernelConfig:
     lanes: int = 1
     """For "column_loop": number of parts of a row with their own statistics, a power of two. They are combined after
     the loop. With as many lanes as threads, threads exchange nothing in the loop."""
+    rest_cols: int = 0
+    """For "whole_row": columns of a second tile with the rest of a row, a power of two. The first tile is then full: a
+    row of 1,152 columns fills tiles of 1,024 and 128 columns, but 56% of one tile. 0 means that a row has one tile."""
+
+    @property
+    def row_cols(self) -> int:
+        """Columns of a tile and of its rest."""
+        return self.cols + self.rest_cols
 
 
 @dataclass(frozen=True, slots=True)

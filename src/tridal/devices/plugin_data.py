@@ -63,6 +63,9 @@ _BY_TYPE: Mapping[Any, Rule] = {
 _BY_NAME: Mapping[type, Mapping[str, Rule]] = {
     KernelConfig: {
         **dict.fromkeys(("rows", "cols", "num_warps", "lanes"), _POWER_OF_2),
+        "rest_cols": Rule(
+            "0 or a power of two", lambda value: _NOT_NEGATIVE.accepts(value) and not value & (value - 1)
+        ),
         "num_stages": integer(1, _MAX_STAGES),
         "exp2_bias": or_none(
             Rule(

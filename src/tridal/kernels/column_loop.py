@@ -7,6 +7,7 @@ and the tail are computed before the loop, and there is no second loop.
 
 from __future__ import annotations
 
+from tridal.kernels import small_tiles
 from tridal.kernels.pieces import Writer, merged
 from tridal.kernels.row_kernel import Statistic
 from tridal.kernels.text_plan import AFTER_STATISTICS, OUTPUTS, TextPlan
@@ -122,7 +123,7 @@ def edges(w: Writer) -> None:
         w.head()
     else:
         w("rows_edge = INDEX", INDEX=edge.across(f"tl.arange(0, {p.rows}){p.int64}"))
-    w.edges()
+    small_tiles.edges(w)
     w.load(edge, used)
     w.load_columns(used, [edge])
     w(f"has_edge = tl.arange(0, {p.rows * p.lanes}) < ROWS  # the first lane")

@@ -14,6 +14,7 @@ from tridal.kernels.kernel_names import taken_names
 from tridal.kernels.op_functions import OpFunction
 from tridal.kernels.row_kernel import Statistic
 from tridal.kernels.scale_mask import scale_mask
+from tridal.kernels.small_tiles import merge_rest, rest_bounds
 from tridal.kernels.text import Text
 from tridal.kernels.text_plan import Area, TextPlan, times
 from tridal.kernels.top_tensors import choose
@@ -60,7 +61,8 @@ class Writer(Text):
     def indices(self, area: Area, cols: int = 0) -> None:
         """The indices of the columns and the rows of a tile."""
         p = self.plan
-        self("COLUMNS = INDEX", **area.names, INDEX=area.along(f"tl.arange(0, {cols or p.cols}){p.int64}"))
+        for each in p.fixed_areas if area is p.body else (area,):
+            self("COLUMNS = INDEX", **each.names, INDEX=each.along(p.arange(each, cols) + p.int64))
         for each in p.areas if p.rows > 1 and area is p.body else ():
             self("INDICES = INDEX", INDICES=each("rows"), INDEX=each.across(f"tl.arange(0, {p.rows}){p.int64}"))
 
@@ -86,6 +88,8 @@ class Writer(Text):
                 self("BODY = tl.where(rows < inner - row, BODY, 0)", **area.names)
             self("IN_BOUNDS = COLUMNS < tl.multiple_of(BODY, VECTORS)", **area.names)
             self.begin(f"head + {offset}" if offset else "head", used, area)
+        elif p.rest_cols and area is p.body:
+            rest_bounds(self)
         else:
             self.begin(offset, used, area)
             limit = f"{area('columns')} < cols" + (f" - {area('begin')}" if offset else "")
@@ -108,23 +112,6 @@ class Writer(Text):
             self("BEGIN = OFFSET", **area.names, OFFSET=offset)
             if self.plan.needs_column(used):
                 self("COLUMN = BEGIN + COLUMNS", **area.names)
-
-    def edges(self) -> None:
-        """The columns of heads and tails. The first program of a row computes them."""
-        p, head = self.plan, "head"
-        if not p.peel:
-            return
-        if p.rows > 1:
-            head = "head_edge"
-            self(f"head_edge = {p.head('rows_edge')}")
-        self("edge = tl.arange(0, 2 * VECTOR)[:, None]  # the head, then the tail")
-        self("tail = HEAD + (cols - HEAD) // VECTOR * VECTOR", HEAD=head)
-        self("column_edge = tl.where(edge < VECTOR, edge, tail + edge - VECTOR)")
-        self("in_bounds_edge = column_edge < tl.where(edge < VECTOR, HEAD, cols)", HEAD=head)
-        if p.rank:  # Triton 3.3's interpreter cannot combine a tensor with a Python bool, so rank becomes a tensor
-            self("in_bounds_edge = in_bounds_edge & (tl.cast(rank, tl.int32) == 0)")
-        if p.rows > 1:
-            self("in_bounds_edge = in_bounds_edge & (rows_edge < inner - row)")
 
     # --- loads
 
@@ -151,12 +138,13 @@ class Writer(Text):
         if names and flat:
             self(f"flat = {'begin + ' * p.begins}tl.arange(0, COLS)INT64")
         for area in areas or p.areas:
+            at = "flat" if flat else p.column(area)
+            mask = "" if p.rest_cols and area is p.body else f", mask={at} < cols, other=0"
             for name in names:
-                at = "flat" if flat else p.column(area)
                 of_block = f"block * {p.number('block_stride')} + " if name in self.kernel.per_block else ""
                 self(
                     f"X = {area.along('NUMBER') if flat else 'NUMBER'}", X=area(name),
-                    NUMBER=f"tl.load({name}_ptr + {of_block}{at}, mask={at} < cols, other=0).to({p.acc})",
+                    NUMBER=f"tl.load({name}_ptr + {of_block}{at}{mask}).to({p.acc})",
                 )  # fmt: skip
 
     def load_rows(self, names: Collection[str]) -> None:
@@ -204,8 +192,9 @@ class Writer(Text):
         p = self.plan
         if how == "max":
             return f"tl.max({term}, {area.axis})"
-        if how == "accurate_sum" and p.exp2_bias and area.axis == 1 and p.cols >= 2048 and not p.loops:
-            term = f"tl.sum(tl.reshape({term}, [{p.rows}, {p.cols // 4}, 4]), 2)"
+        cols = p.rest_cols if area is p.rest else p.cols
+        if how == "accurate_sum" and p.exp2_bias and area.axis == 1 and cols >= 2048 and not p.loops:
+            term = f"tl.sum(tl.reshape({term}, [{p.rows}, {cols // 4}, 4]), 2)"
         return f"tl.sum({term}, {area.axis})"
 
     def write_term(self, statistic: Statistic, area: Area, other: Mapping[str, str] | None = None) -> str:
@@ -229,6 +218,8 @@ class Writer(Text):
                 self("STATISTIC = VALUE", STATISTIC=s.name if area is self.plan.top_area else area(s.name), VALUE=value)
             if self.plan.peel:
                 self(merged(s.reduce, s.name, f"{s.name}_edge"))
+            if self.plan.rest_cols:
+                merge_rest(self, s)
 
     # --- results
 

@@ -69,8 +69,10 @@ class TextPlan:
         self.int64 = ".to(tl.int64)" if self.int64_offsets else ""
         self.exchange = bool(self.rank and kernel.statistics)
         self.body, self.edge, self.chunk = Area("", self.axis), Area("_edge", 0), Area("_chunk", self.axis)
-        self.top_area = Area("_top", self.axis)
-        self.areas = (self.body, self.edge) if self.peel else (self.body,)
+        self.top_area, self.rest = Area("_top", self.axis), Area("_rest", self.axis)
+        self.fixed_areas = (self.body, *(self.rest,) * bool(self.rest_cols))
+        """The areas that have the same columns in all rows."""
+        self.areas = (*self.fixed_areas, *(self.edge,) * self.peel)
         self.functions = declared_by(kernel)
         self.all_used = self.used(*{function.role for function in self.functions}) | {kernel.added or ""}
         """The names that functions of any role declare."""
@@ -223,11 +225,21 @@ class TextPlan:
     @property
     def shape(self) -> list[Any]:
         """The shape of a tile."""
-        return [self.rows, self.cols] if self.axis else [self.cols, self.rows]
+        return self.shape_of(self.body)
+
+    def shape_of(self, area: Area) -> list[Any]:
+        """Returns the shape of the body or the rest of a tile."""
+        cols = self.rest_cols if area is self.rest else self.cols
+        return [self.rows, cols] if self.axis else [cols, self.rows]
+
+    def arange(self, area: Area, cols: int = 0) -> str:
+        """Writes the columns of a tile of `cols` columns, by default those of the body or the rest."""
+        end = self.cols + self.rest_cols
+        return f"tl.arange({self.cols}, {end})" if area is self.rest else f"tl.arange(0, {cols or self.cols})"
 
     def column(self, area: Area) -> str:
         """The variable that holds the column of each element."""
-        return area("column" if self.begins or area is not self.body else "columns")
+        return area("column" if self.begins or area not in (self.body, self.rest) else "columns")
 
     def head(self, rows: str) -> str:
         """Writes the length of the head of each row: the number of elements before the first vector boundary."""

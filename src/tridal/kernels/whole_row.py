@@ -9,6 +9,7 @@ blocks of `inner` rows of `cols` elements. Strides are in elements. A plan choos
   peel              the unaligned head and tail of a row, fewer than `vector` elements each, are a small extra tile.
                     `misalignment`: elements from a vector boundary to the first row. `same_misalignment`: whether all
                     tensors have this misalignment.
+  rest_cols         a row has a second tile of this many columns. The first tile is full, so it has no mask.
   reload            each pass over a tile loads its elements again, from the core's cache, to save registers. The small
                     extra tile stays in registers. The passes are: statistics without `rebase`; statistics with
                     `rebase`, whose terms use the first one; outputs.
@@ -18,9 +19,11 @@ blocks of `inner` rows of `cols` elements. Strides are in elements. A plan choos
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Collection, Iterator
 
 from tridal.kernels.pieces import Writer
+from tridal.kernels.small_tiles import edges
 from tridal.kernels.text_plan import AFTER_STATISTICS, OUTPUTS, TextPlan, times
 from tridal.kernels.top_tensors import load_top, store_top
 
@@ -45,7 +48,7 @@ def whole_row(w: Writer) -> None:
         w.position()
         used = p.used(statistics=k.statistics) if in_chunks(p) else p.all_used
         w.bounds(offset, used & {"column"} if loads_columns_once(p) else used)
-        w.edges()
+        edges(w)
         w.load_rows(p.all_used)
         w.pick()
         load_top(w)
@@ -162,8 +165,8 @@ def load(w: Writer, number: int, used: Collection[str], is_last: bool = False) -
         hide_stride(w, number)
     if number == 0 and p.reload:
         w.load(p.body, used, "evict_last")
-        if p.peel:
-            w.load(p.edge, p.all_used)
+        for area in p.areas[1:]:
+            w.load(area, p.all_used)
     elif number == 0:
         for area in p.areas:
             w.load(area, p.all_used)
@@ -224,9 +227,9 @@ def outputs_in_chunks(w: Writer) -> None:
         w.load(area, used, "evict_first")
         w.load_columns(used, [area])
         w.store(area, stream=True)
-    if p.peel:
-        w.load_columns(used, [p.edge])
-        w.store(p.edge)
+    for area in p.areas[1:]:
+        w.load_columns(used, [area])
+        w.store(area)
 
 
 # Sums over rows are outputs with a number per column, for example the gradient of a weight. A program sums the terms of
@@ -237,22 +240,25 @@ def outputs_in_chunks(w: Writer) -> None:
 def zero_sums(w: Writer) -> None:
     """The sums over rows before the first tile."""
     for name in w.kernel.column_writes:
-        w(f"sum_of_{name} = tl.zeros({w.plan.shape}, ACC)")
+        for area in w.plan.fixed_areas:
+            w(f"{area(f'sum_of_{name}')} = tl.zeros({w.plan.shape_of(area)}, ACC)")
 
 
 def add_to_sums(w: Writer) -> None:
     """Adds the terms of a tile."""
     for name in w.kernel.column_writes:
-        w(f"sum_of_{name} += TERM", TERM=w.write_sum_term(name, w.plan.body))
+        for area in w.plan.fixed_areas:
+            w("SUM += TERM", SUM=area(f"sum_of_{name}"), TERM=w.write_sum_term(name, area))
 
 
 def store_sums(w: Writer) -> None:
     """Stores a row of partial sums for each group of programs."""
     p, names = w.plan, w.kernel.column_writes
-    if names:
-        w("sum_column = rank * COLS + tl.arange(0, COLS)" if p.rank else "sum_column = tl.arange(0, COLS)")
-    for name in names:
+    for area in p.fixed_areas if names else ():
+        w("COLUMN = " + "rank * COLS + " * bool(p.rank) + p.arange(area), COLUMN=area("sum_column"))
+    for name, area in itertools.product(names, p.fixed_areas):
         group = "group" if p.rank or p.persistent else "tile"
+        at, column = area(f"{name}_at"), area("sum_column")
         w(f"""
-            {name}_at = {name}_sums + tl.cast({group}, tl.int64) * cols + sum_column
-            tl.store({name}_at, tl.sum(sum_of_{name}, {1 - p.axis}), mask=sum_column < cols)""")
+            {at} = {name}_sums + tl.cast({group}, tl.int64) * cols + {column}
+            tl.store({at}, tl.sum({area(f"sum_of_{name}")}, {1 - p.axis}), mask={column} < cols)""")

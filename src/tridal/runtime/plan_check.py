@@ -83,6 +83,8 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
             yield feature, True, f"False, because the backend's `features` lack {feature!r}"
     if config.reload and schedule == "column_loop":
         yield "reload", True, f"False, because {schedule!r} does not support it"
+    if config.rest_cols:
+        yield from _wrong_rest(backend, problem, config)
     if config.lanes > 1 and "lanes" not in backend.features:
         yield "lanes", config.lanes, "1, because the backend's `features` lack 'lanes'"
     if config.lanes > 1 and (schedule != "column_loop" or config.rows > 1 or problem.layout == "inner"):
@@ -117,12 +119,26 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
         yield "exp2_bias", config.exp2_bias, "None, because exp2 has float32 precision and a dtype is float64"
 
 
+def _wrong_rest(backend: Backend, problem: Problem, config: KernelConfig) -> _Faults:
+    """Checks where a row may have a second tile. The first tile has no mask, so it must be full."""
+    reasons = {
+        "the backend's `features` lack 'rest_cols'": "rest_cols" not in backend.features,
+        'only "whole_row" has a rest, without `peel`, in tiles of one row': (
+            config.schedule != "whole_row" or config.peel or config.rows > 1
+        ),
+        "a program has to hold whole rows in one tile": problem.whole_rows,
+        f"a row of {problem.cols} columns fits in the first tile": problem.cols <= config.cols,
+    }
+    for reason in (reason for reason, wrong in reasons.items() if wrong):
+        yield "rest_cols", config.rest_cols, f"0, because {reason}"
+
+
 def _uncovered(problem: Problem, config: KernelConfig) -> _Faults:
     """Checks that tiles cover all columns, that Triton supports their size, and that no program has nothing to do."""
     per_row, vector = config.programs_per_row, problem.vector
     covered = problem.cols // vector * vector if config.peel else problem.cols
     tile = max(config.cols, 2 * vector * config.peel) * config.rows
-    if config.schedule == "whole_row" and config.cols < covered:
+    if config.schedule == "whole_row" and config.row_cols < covered:
         enough = problem.layout == "row" and config.cols >= problem.cols // vector * vector
         hint = ", or the same with peel = True" if enough else ""
         yield "cols", config.cols, f"at least {covered}, because a tile holds whole rows{hint}"

@@ -140,7 +140,7 @@ class KernelCall:
         one_tile = config.schedule == "whole_row" and not (config.peel or self.kernel.whole_rows)
         if layout.rows > 1 or layout.layout != "row" or self.scale_mask != NO_SCALE_MASK or not one_tile:
             return None
-        first, last = config.cols // 2 + 1, config.cols
+        first, last = (config.cols if config.rest_cols else config.cols // 2) + 1, config.row_cols
         if layout.cols % ALIGNMENT == 0:
             first = -(-first // ALIGNMENT) * ALIGNMENT
         return (first, last) if first <= layout.cols <= last and first < last else None
@@ -190,11 +190,11 @@ class KernelCall:
         cooperative = exchanges(config, self.kernel)
         constants: dict[str, Any] = {field.name.upper(): getattr(config, field.name) for field in fields(config)}
         constants = {name: value for name, value in constants.items() if name not in _LAUNCH_OPTIONS}
-        mask_extent = (config.cols - 1) * s.strides[-1]
+        mask_extent = (config.row_cols - 1) * s.strides[-1]
         accumulator = "fp64" if p.accumulator == 8 else "fp32"
         constants |= {
             "ACC_DTYPE": accumulator,
-            "INT64_OFFSETS": max(self.layout.max_offset(config.rows, config.cols), mask_extent) >= 2**31,
+            "INT64_OFFSETS": max(self.layout.max_offset(config.rows, config.row_cols), mask_extent) >= 2**31,
             "INT64_TILES": self.layout.rows > MAX_32_BIT_ROWS,
             "AXIS": 0 if p.layout == "inner" else 1,
             "VECTOR": p.vector,

@@ -22,7 +22,7 @@ ROWS, COLS = 4, 8
 _TRIALS = ({"AXIS": 1, "PARTS": False}, {"AXIS": 0, "PARTS": False}, {"AXIS": 1, "PARTS": True})
 _PLAN = {
     "ROWS": ROWS, "COLS": COLS, "ACC_DTYPE": "fp32", "EXP2_BIAS": None, "PROGRAMS_PER_ROW": 1, "PEEL": False,
-    "VECTOR": 1, "INT64_OFFSETS": False, "ZERO_MASKED_ROWS": False,
+    "REST_COLS": 0, "VECTOR": 1, "INT64_OFFSETS": False, "ZERO_MASKED_ROWS": False,
 }  # fmt: skip
 _HINT = (
     f". A tile of {ROWS} rows and {COLS} columns has the shape ({ROWS}, {COLS}), or ({COLS}, {ROWS}) if columns come "

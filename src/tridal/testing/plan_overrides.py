@@ -29,13 +29,23 @@ def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
         return plan
     several_tiles = max(2, 1 << (problem.inner // 4).bit_length())  # more tiles would take longer and test nothing new
     rows = min(plan.config.rows, several_tiles)
-    return _configured(plan, problem, schedule="whole_row", programs_per_row=1, rows=rows, cols=cols, **flags)
+    sizes = {"rows": rows, "cols": cols, "rest_cols": 0}
+    return _configured(plan, problem, schedule="whole_row", programs_per_row=1, **sizes, **flags)
 
 
 def _peel(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     if problem.layout != "row" or problem.column_writes or problem.whole_rows:
         return plan
     return _whole_row(plan, problem, peel=True)
+
+
+def _with_rest(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
+    """Returns a plan whose rows have two tiles, if they have more than one column."""
+    cols = 1 << (problem.cols - 1).bit_length() - 1 if problem.cols > 1 else 0
+    if problem.layout == "inner" or problem.whole_rows or not 0 < cols < _WIDEST_TILE:
+        return plan
+    sizes = {"rows": 1, "cols": cols, "rest_cols": 1 << (problem.cols - cols - 1).bit_length()}
+    return _configured(plan, problem, schedule="whole_row", programs_per_row=1, peel=False, **sizes, **flags)
 
 
 def _block_cols(problem: Problem) -> int:
@@ -47,8 +57,8 @@ def column_loop(plan: LaunchPlan, problem: Problem, **flags: Any) -> LaunchPlan:
     """Changes the plan to a loop over blocks of columns, unless the kernel needs whole rows."""
     if problem.whole_rows:
         return plan
-    fields: dict[str, Any] = {"programs_per_row": 1, "peel": False, "reload": False, "cols": _block_cols(problem)}
-    return _configured(plan, problem, schedule="column_loop", **{**fields, **flags})
+    fields: dict[str, Any] = {"programs_per_row": 1, "peel": False, "reload": False, "rest_cols": 0}
+    return _configured(plan, problem, schedule="column_loop", **{**fields, "cols": _block_cols(problem), **flags})
 
 
 def _peeled_column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
@@ -65,7 +75,7 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
         return plan
     cols = _block_cols(problem)
     rows = 1 if problem.layout == "row" else min(plan.config.rows, 8)
-    sizes = {"rows": rows, "cols": cols, "programs_per_row": -(-problem.cols // cols)}
+    sizes = {"rows": rows, "cols": cols, "rest_cols": 0, "programs_per_row": -(-problem.cols // cols)}
     plan = _configured(plan, problem, schedule="cooperative", **sizes, **flags)
     return replace(plan, programs=min(2, problem.tiles(rows)) * plan.config.programs_per_row)
 
@@ -87,6 +97,8 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "column_loop+peel": _peeled_column_loop,
     "column_loop+lanes": _lanes,
     "whole_row+reload": partial(_whole_row, reload=True),
+    "whole_row+rest_cols": _with_rest,
+    "whole_row+rest_cols+reload": partial(_with_rest, reload=True),
     "cooperative+reload": partial(_cooperative, reload=True),
     "cooperative+one_shot": _one_shot,
     "single": lambda plan, problem: replace(_configured(plan, problem), programs=plan.config.programs_per_row),
