@@ -46,15 +46,38 @@ def compute(
         return (_compute_scores(op, given, modification, unmodified),)
     if reduce is None and op.torch_function is not None and not has_tangent(arguments[0]):
         return with_new_memory((op.torch_function(arguments[0], named["dim"], dtype=named["dtype"]),), arguments)
-    found, shapes = _call(op.reference, given, reduce), given.shapes
-    results: list[Tensor | None] = []  # torch.compile does not trace a call of `list[...]`
-    for tensor, role, dtype in zip(found, given.result_roles, given.dtypes, strict=True):
-        if role is None or tensor is None:
-            results.append(None)
-        else:
-            has_shape = role == "whole" or tensor.shape == shapes[role]  # then `reshape` would return a view
-            results.append((tensor if has_shape else tensor.reshape(shapes[role])).to(dtype))
-    return with_new_memory(results, arguments)
+    return bound(op, given, reduce)(*given.tensors)
+
+
+def bound(op: Op, arguments: Arguments, reduce: RowReduce | None = None) -> Callable[..., Results]:
+    """Returns run(*tensors), which computes an op or its gradient in torch's ops. It holds no tensor.
+
+    The tensors have the shapes and dtypes of those in `arguments`. Scores are not modified.
+    """
+    is_gradient = arguments.signature is not op.signature
+    if is_gradient and arguments.values[0] is None and arguments.signature.steps is None:
+        return _zeros(arguments)
+    function, takes_mask = (op.gradient, op.gradient_takes_mask) if is_gradient else (op.reference, False)
+    computed = _bound(function, arguments, reduce, takes_mask)
+    finished = _gradients(arguments) if is_gradient else _results(arguments)
+    return lambda *tensors: with_new_memory(finished(computed(*tensors), tensors), tensors)
+
+
+def _results(arguments: Arguments) -> Callable[..., list[Tensor | None]]:
+    """Returns finished(results, tensors), which gives the results of a reference their shapes and dtypes."""
+    shapes, roles, dtypes = arguments.shapes, arguments.result_roles, arguments.dtypes
+
+    def finished(found: Sequence[Tensor | None], _: Any) -> list[Tensor | None]:
+        results: list[Tensor | None] = []  # torch.compile does not trace a call of `list[...]`
+        for tensor, role, dtype in zip(found, roles, dtypes, strict=True):
+            if role is None or tensor is None:
+                results.append(None)
+            else:
+                has_shape = role == "whole" or tensor.shape == shapes[role]  # then `reshape` would return a view
+                results.append((tensor if has_shape else tensor.reshape(shapes[role])).to(dtype))
+        return results
+
+    return finished
 
 
 def reference_of(op: Op, x: Tensor, dim: int, values: tuple[float, ...]) -> Any:
@@ -102,36 +125,65 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
         (tensor([1.8553, 0.1447]), tensor([ 0.7311, -0.2689]))
     """
     given = Arguments(op.gradient_signature, arguments)
-    signature, rows, main = given.signature, given.rows, given.main
-    addend = None if signature.kernel is None else given.named.get(str(signature.kernel.added))
-    addend = addend if addend is not None and addend.shape == main.shape else None
-    needed = [not given.lacks(index) for index in range(len(signature.results))]
-    dtypes = given.dtypes
-    if arguments[0] is None and signature.steps is None:
-        shapes = given.shapes | {None: ()}
-        zeros = [main.new_zeros(shapes[role], dtype=d) for role, d in zip(given.result_roles, dtypes, strict=True)]
-        first = None if addend is None else addend.clone()
+    return bound(op, given, reduce)(*given.tensors)
+
+
+def _gradients(arguments: Arguments) -> Callable[..., list[Tensor | None]]:
+    """Returns finished(gradients, tensors), which gives the gradients of an op their shapes and dtypes."""
+    signature, rows, shape = arguments.signature, arguments.rows, arguments.main.shape
+    added, needed = _added(arguments), _needed(arguments)
+    roles, dtypes, block = arguments.result_roles, arguments.dtypes, arguments.block_shape
+
+    def finished(found: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        addend = None if added is None else tensors[added]
+        results: list[Tensor | None] = []
+        for result, role, tensor, dtype, need in zip(signature.results, roles, found, dtypes, needed, strict=True):
+            if not need or tensor is None:
+                results.append(None)
+            elif result.role == "whole":
+                results.append(tensor.to(dtype))
+            elif role == "block" and block is not None:  # the dims of size 1 are those within a block
+                summed = tensor.sum([dim for dim in range(rows.first) if block[dim] == 1], keepdim=True)
+                results.append(summed.to(dtype).reshape(block))
+            elif result.role == "element":
+                gradient = tensor.reshape(shape)
+                gradient = gradient + addend if addend is not None and not results else gradient
+                results.append(gradient.to(dtype))
+            else:
+                terms = tensor.movedim(rows.first, -1)
+                summed = terms.flatten(0, -2).sum(0) if terms.dim() > 1 else terms
+                results.append(summed.reshape(rows.per_column(shape)))
+        return results
+
+    return finished
+
+
+def _zeros(arguments: Arguments) -> Callable[..., Results]:
+    """Returns run(*tensors) for a gradient without the gradient of the first result: zeros, and the added gradient."""
+    signature, added, needed = arguments.signature, _added(arguments), _needed(arguments)
+    shapes, roles, dtypes = arguments.shapes | {None: ()}, arguments.result_roles, arguments.dtypes
+    main = signature.tensors.index(signature.main)
+
+    def run(*tensors: Any) -> Results:
+        zeros = [tensors[main].new_zeros(shapes[role], dtype=d) for role, d in zip(roles, dtypes, strict=True)]
+        first = None if added is None else tensors[added].clone()
         return tuple(z if need else None for z, need in zip((first, *zeros[1:]), needed, strict=True))
-    found = _call(op.gradient, given, reduce, op.gradient_takes_mask)
-    results: list[Tensor | None] = []
-    roles = given.result_roles
-    for result, role, tensor, dtype, need in zip(signature.results, roles, found, dtypes, needed, strict=True):
-        if not need or tensor is None:
-            results.append(None)
-        elif result.role == "whole":
-            results.append(tensor.to(dtype))
-        elif role == "block":  # the dims of size 1 are those within a block
-            summed = tensor.sum([dim for dim in range(rows.first) if given.shapes["block"][dim] == 1], keepdim=True)
-            results.append(summed.to(dtype).reshape(given.shapes["block"]))
-        elif result.role == "element":
-            gradient = tensor.reshape(main.shape)
-            gradient = gradient + addend if addend is not None and not results else gradient
-            results.append(gradient.to(dtype))
-        else:
-            terms = tensor.movedim(rows.first, -1)
-            summed = terms.flatten(0, -2).sum(0) if terms.dim() > 1 else terms
-            results.append(summed.reshape(rows.per_column(main.shape)))
-    return with_new_memory(results, arguments)
+
+    return run
+
+
+def _added(arguments: Arguments) -> int | None:
+    """Returns which tensor is added to the first gradient, see `RowKernel.added`, or None."""
+    signature = arguments.signature
+    name = None if signature.kernel is None else signature.kernel.added
+    addend = None if name is None else arguments.named.get(name)
+    if name is None or addend is None or addend.shape != arguments.main.shape:
+        return None
+    return signature.tensors.index(signature.names.index(name))
+
+
+def _needed(arguments: Arguments) -> list[bool]:
+    return [not arguments.lacks(index) for index in range(len(arguments.signature.results))]
 
 
 def with_new_memory(results: Sequence[Tensor | None], arguments: tuple[Any, ...]) -> Results:
@@ -157,10 +209,18 @@ def _may_share(result: Tensor, tensor: Tensor) -> bool:
         return True
 
 
-def _call(
-    function: Any, arguments: Arguments, reduce: RowReduce | None = None, takes_mask: bool = False
-) -> tuple[Any, ...]:
-    """Calls a function of the declaration. The tensors have the dtype of sums, and can be broadcast to each other."""
+def _call(function: Any, arguments: Arguments, takes_mask: bool = False) -> tuple[Any, ...]:
+    """Calls a function of the declaration, see `_bound`."""
+    return _bound(function, arguments, None, takes_mask)(*arguments.tensors)
+
+
+def _bound(
+    function: Any, arguments: Arguments, reduce: RowReduce | None, takes_mask: bool = False
+) -> Callable[..., tuple[Any, ...]]:
+    """Returns run(*tensors), which calls a function of the declaration.
+
+    The function gets the tensors in the dtype of sums. They can be broadcast to each other.
+    """
     signature, named, rows, roles = arguments.signature, arguments.named, arguments.rows, arguments.roles
     wide, cast, shapes = arguments.sum_dtype, arguments.cast, arguments.shapes
     after = max(arguments.main.dim(), 1) - rows.first - rows.dims  # the dims after those of a row
@@ -178,8 +238,14 @@ def _call(
             return (tensor if tensor.shape == shape else tensor.reshape(shape)).unsqueeze(rows.first)
         return tensor if role == "number" else tensor.reshape(-1, *[1] * after)
 
-    reduce = reduce or RowReduce(rows.flat(arguments.main), rows.first)
-    reduce.dtypes = {name: value.dtype for name, value in named.items() if isinstance(value, Tensor)}
+    reduction = reduce or RowReduce(rows.flat(arguments.main), rows.first)
+    reduction.dtypes = {name: value.dtype for name, value in named.items() if isinstance(value, Tensor)}
     numbers = {name: named[name] for name in (*signature.function_numbers, *["output_mask"] * takes_mask)}
-    found = function(*(broadcast(named[name], roles[name]) for name in signature.function_tensors), reduce, **numbers)
-    return found if isinstance(found, tuple) else (found,)
+    names = [signature.names[index] for index in signature.tensors]
+    given = [(names.index(name), roles[name]) for name in signature.function_tensors]
+
+    def run(*tensors: Any) -> tuple[Any, ...]:
+        found = function(*(broadcast(tensors[index], role) for index, role in given), reduction, **numbers)
+        return found if isinstance(found, tuple) else (found,)
+
+    return run

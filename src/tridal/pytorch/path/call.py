@@ -15,6 +15,7 @@ from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.generated import generated
 from tridal.pytorch.path.keys import key_function, most_rows
 from tridal.pytorch.path.run_source import AddressLaunch
+from tridal.pytorch.path.shard_keys import gradient_key, is_sharded
 from tridal.pytorch.path.state import records_gradient
 
 Tensor = torch.Tensor
@@ -80,7 +81,9 @@ class Call:
         """The arguments of the gradient after its tensors."""
         self.saved: Callable[..., Sequence[Tensor | None]] = self._save
         """saved(tensors, results) returns the tensors that the gradient needs. The first call may replace it."""
-        self.backward_key = key_function(op.gradient_signature, op.differentiable_results)
+        self.backward_key: Callable[..., Key | None] = (
+            gradient_key if is_sharded(*tensors) else key_function(op.gradient_signature, op.differentiable_results)
+        )
         """backward_key(call, *gradients, *saved tensors, *saved numbers) is the key of a backward."""
 
     def _save(self, tensors: Sequence[Tensor | None], results: Results) -> Sequence[Tensor | None]:

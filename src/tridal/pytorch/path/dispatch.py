@@ -23,6 +23,7 @@ from tridal.pytorch.path.defined import call_registered, has_gradient
 from tridal.pytorch.path.keys import NO_KEY, key_function, most_rows
 from tridal.pytorch.path.node import CallNode
 from tridal.pytorch.path.op_calls import make_call
+from tridal.pytorch.path.shard_keys import direct_key
 from tridal.pytorch.path.state import is_direct, records_gradient
 from tridal.pytorch.torch import private
 from tridal.pytorch.torch.distributed import is_distributed
@@ -61,14 +62,19 @@ def call_op(
     bound = Arguments(op.signature, arguments)
     if key is None:  # a call with a key has plain tensors, and no mode or compiler has to see it
         given, views = bound.tensors, None
-        if _compiling() or not is_direct(*(tensor for tensor in given if tensor is not None)):
+        if not _compiling() and op.prepares and is_distributed(*given):
+            key = direct_key((op, results), arguments)
+            call = None if key is None else CALLS.get(key)
+        if key is None and (_compiling() or not is_direct(*(tensor for tensor in given if tensor is not None))):
             return call_registered(op, arguments, results)
-        if op.prepares:
+        if key is None and op.prepares:
             try:
                 key = key_function(op.signature)((op, results), *arguments)
                 call = CALLS.get(key)
             except NO_KEY:
                 key = None
+    elif is_distributed(*given) and any(a is not b for a, b in zip(bound.tensors, given, strict=False)):
+        return call_registered(op, arguments, results)  # ranks may exchange shards for a view or a cast
     if call is None:
         call = _new_call(op, key, given, bound, results, views, overwrites, checked)
         if call is None:

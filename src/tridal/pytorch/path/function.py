@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -30,6 +30,8 @@ from tridal.pytorch.path.defined import DEFINED, check_newest
 from tridal.pytorch.path.dispatch import call_op
 from tridal.pytorch.path.generated import generated
 from tridal.pytorch.path.registered import define
+from tridal.pytorch.path.shard_keys import direct_key
+from tridal.pytorch.torch.distributed import is_distributed
 from tridal.pytorch.torch.private import skip_frames
 
 Tensor = torch.Tensor
@@ -228,6 +230,11 @@ def _enter(
 ) -> Any:  # fmt: skip
     """Computes a call of a function whose key is None or new. `function` is the public one."""
     check_newest(op)
+    if not _compiling() and op.prepares and is_distributed(*tensors):
+        if not _others(tensors, values := (*positional, *keywords.values())):
+            key = direct_key((function, *keywords), values)
+        if key is not None and (call := CALLS.get(key)) is not None:
+            return call.compute(*tensors)
     # Jagged tensors would get torch's name of the function, and not its arguments.
     nested = any(getattr(tensor, "is_nested", False) is True for tensor in tensors)
     if not _compiling() and not nested and has_torch_function(tensors):
@@ -238,11 +245,16 @@ def _enter(
             raise StreamError(
                 f"{op.name}: stream= has no meaning in a compiled function, which runs on the current stream"
             )
-        known = {*map(id, tensors)}
-        others = [value for value in keywords.values() if isinstance(value, Tensor) and id(value) not in known]
+        others = _others(tensors, keywords.values())
         with on_stream(op.name, stream, device_context(tensors[0].device), *tensors, *others):
             return function(*positional, **{**keywords, "stream": None})
     return body(functools.partial(call_op, op, key, tensors), *positional, **keywords)
+
+
+def _others(tensors: tuple[Any, ...], values: Iterable[Any]) -> list[Tensor]:
+    """Returns the tensors in the values that are none of the function's own."""
+    known = {*map(id, tensors)}
+    return [value for value in values if isinstance(value, Tensor) and id(value) not in known]
 
 
 def on_stream(

@@ -34,7 +34,7 @@ from tridal.runtime.specialization import ADDRESS_BITS
 
 NO_KEY = Exception
 """What the code raises for a call without a key. An argument of any type may be given, whose methods raise anything."""
-_SIZES = (tuple, list, torch.Size)
+SIZES = (tuple, list, torch.Size)
 VALUES = (int, float, bool, str, type(None), torch.dtype)
 """The types of the arguments in a key. Their values do not change."""
 
@@ -163,8 +163,8 @@ def scope() -> dict[str, Any]:
         "function_modes": private.function_modes, "dispatch_modes": private.dispatch_modes,
         "transforms_active": private.transforms_active, "tracing_state": private.tracing_state,
         "forward_ad": private.FORWARD_AD, "grad_enabled": torch.is_grad_enabled,
-        "inference": torch.is_inference_mode_enabled, "any_autocast": private.any_autocast, "autocast": _autocast,
-        "batched": private.is_batched_gradient, "row_bucket": row_bucket, "SIZES": _SIZES,
+        "inference": torch.is_inference_mode_enabled, "any_autocast": private.any_autocast, "autocast": autocast,
+        "batched": private.is_batched_gradient, "row_bucket": row_bucket, "SIZES": SIZES,
     }  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def no_key() -> NoReturn:
     raise TypeError
 
 
-def _autocast(device: torch.device) -> Any:
+def autocast(device: torch.device) -> Any:
     """Returns the dtype of autocast on a device, or False if it is not enabled."""
     kind = device.type
     return private.autocast_enabled(kind) and torch.get_autocast_dtype(kind)

@@ -66,7 +66,7 @@ def _gradients(call: Call, tensors: Sequence[Tensor | None]) -> Results:
     if call.op.prepares and not _compiling():
         try:
             key = call.backward_key(call, *tensors, *call.saved_numbers)
-            found = CALLS.get(key)
+            found = None if key is None else CALLS.get(key)
         except NO_KEY:
             key = None
     return _other_gradients(call, tensors, key) if found is None else found.run(*tensors)
@@ -81,7 +81,7 @@ def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | No
         return _registered_gradients(arguments)
     given = [tensor for tensor in tensors if tensor is not None]
     with restored(call.settings):
-        alone = all(is_plain(tensor) and not private.is_batched_gradient(tensor) for tensor in given)
+        alone = key is not None or all(is_plain(tensor) and not private.is_batched_gradient(tensor) for tensor in given)
         if torch.is_grad_enabled() or private.needs_dispatcher() or not alone:
             return _registered_gradients(arguments)
         made = new_call(op, arguments, key, call.overwrites and not private.keeps_graph())

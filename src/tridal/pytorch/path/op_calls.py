@@ -25,6 +25,7 @@ from tridal.pytorch.path.defined import overload
 from tridal.pytorch.path.kernel_calls import kernel_call, variant
 from tridal.pytorch.path.keys import NO_KEY, key_function, most_rows
 from tridal.pytorch.path.run_source import KernelUse
+from tridal.pytorch.path.shard_keys import RUNS, is_sharded, shard_key
 from tridal.pytorch.path.step_checks import NamedArguments, naming
 from tridal.pytorch.path.steps import Steps, recorded_steps
 
@@ -47,10 +48,10 @@ def call_of_op(op: Op, arguments: Arguments) -> Call:
     if op.prepares:
         try:
             key = key_function(arguments.signature)(arguments.signature, *arguments.values)
-            if (found := CALLS.get(key)) is not None:
-                return found
         except NO_KEY:
-            key = None
+            key = shard_key(arguments.signature, arguments.values)
+        if key is not None and (found := CALLS.get(key)) is not None:
+            return found
     return new_call(op, arguments, key)
 
 
@@ -83,6 +84,9 @@ def make_call(
     """
     signature, numbers, reason = arguments.signature, arguments.numbers, ""
     count = len(signature.results) if results is None else results
+    if is_sharded(*arguments.tensors):
+        (make,) = RUNS.values()
+        return _bare(Call(make(op, arguments)), bare)
     try:
         if signature.steps is not None and not op.prepares:  # their steps also use torch
             return _bare(

@@ -17,18 +17,21 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from tridal.devices.settings import current, restored
 from tridal.errors import DTypeError
 from tridal.ops import row_math
 from tridal.ops.argument_checks import wrong
+from tridal.ops.op import Op
 from tridal.ops.row_math import modification_of
 from tridal.ops.row_reduce import RowReduce
-from tridal.ops.signature import Rows
+from tridal.ops.signature import Arguments, Rows
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.path.call import Results
-from tridal.pytorch.path.checks import check_arguments
-from tridal.pytorch.path.defined import overload
+from tridal.pytorch.path.defined import as_tuple, overload
+from tridal.pytorch.path.op_calls import compute_op
 from tridal.pytorch.path.registered import ON_REGISTER, REGISTERED, Registered, on_dispatch
-from tridal.pytorch.torch.private import mesh_all_reduce
+from tridal.pytorch.path.shard_keys import RUNS
+from tridal.pytorch.torch.private import all_reduce, below_autograd, needs_dispatcher, spec_and_shard
 from tridal.runtime.row_layout import contiguous_strides
 
 
@@ -42,6 +45,7 @@ class ShardedReduce(RowReduce):
         self.count, self.rows = math.prod(sizes["column"]), math.prod(sizes["row"])
         self.dim = -1 if rows.dims > 1 else rows.first
         self._mesh, self._placements, self._sizes = main.device_mesh, placements, sizes["column"]
+        self._groups = {a: self._mesh.get_group(a).group_name for a in (*placements.axes, *placements.row_axes)}
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
         """Returns the maximum or the sum of each row over all ranks."""
@@ -59,7 +63,7 @@ class ShardedReduce(RowReduce):
 
     def _over(self, axes: Sequence[int], x: torch.Tensor, how: str) -> torch.Tensor:
         for axis in axes:
-            x = mesh_all_reduce(x, how, self._mesh, axis)
+            x = all_reduce(x, how, self._groups[axis])
         return x
 
     def columns(self, x: torch.Tensor) -> torch.Tensor:
@@ -117,66 +121,134 @@ def _of_blocks(placements: Sequence[Placement], block: Sequence[int], missing: P
     return [missing if type(p) is Shard and block[p.dim] == 1 else p for p in placements]
 
 
-def _rule(registered: Registered) -> Any:
-    in_torch: Callable[..., Results] = row_math.compute
-    if registered.name != registered.op:
-        in_torch = row_math.compute_gradient
+class ShardedCall:
+    """Computes an op or its gradient for all DTensors with the specs of the given ones. It holds no tensor.
 
-    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        op, arguments = registered.newest(args)
-        check_arguments(arguments)
-        signature, args, main, rows = arguments.signature, arguments.values, arguments.main, arguments.rows
-        if signature is op.signature and modification_of(op, arguments.named) is not None:
-            return in_torch(op, *args, unmodified=overload(op.name))[0]
-        for index in signature.tensors:
-            if args[index] is not None and not isinstance(args[index], DTensor):
-                given = type(args[index]).__name__, "distribute all tensors"
-                raise DTypeError(wrong(signature.name, signature.names[index], "be a DTensor, as others are", *given))
-        roles, results = [*arguments.roles.values()], arguments.result_roles
+    The first call computes what follows from the shards, and not the constructor. The ranks therefore exchange the same
+    in each call, also if one of them has forgotten an earlier one.
+    """
+
+    def __init__(self, op: Op, arguments: Arguments) -> None:
+        signature, main, rows, shapes = arguments.signature, arguments.main, arguments.rows, arguments.shapes
+        args, roles, results = arguments.values, [*arguments.roles.values()], arguments.result_roles
         placements = _Placements.of(main.placements if roles[signature.main] == "element" else (), rows)
         gathered = "top_index" in (*roles, *results) and bool(placements.axes)
         if gathered:  # a rank that chooses columns needs all of them
             axes, given = placements.axes, main.placements
             placements = _Placements.of([_WHOLE if axis in axes else p for axis, p in enumerate(given)], rows)
-        mesh, shape = main.device_mesh, main.shape
+        mesh, block = main.device_mesh, shapes.get("block")
         whole = [_WHOLE] * mesh.ndim
         by_role: dict[Any, list[Placement]] = {"element": placements.element, "row": placements.row}
         by_role |= dict.fromkeys(("index", "top", "top_index"), placements.row)
         by_role |= {"column": placements.column, "number": whole, "whole": whole}
-        shapes = arguments.shapes
-        if block := shapes.get("block"):
+        if block:
             by_role["block"] = _of_blocks(placements.element, block, _WHOLE)
-        local: list[Any] = list(args)
+        self._inputs: list[list[Placement] | None] = []
+        """The placements to which each tensor is redistributed; None for absent ones."""
         for index in signature.tensors:
-            argument, tensor = signature.arguments[index], args[index]
-            if argument.optional and roles[index] == "element" and tensor is not None and tensor.shape != shape:
-                local[index] = None  # the gradient of a sum that the call does not have
-            elif tensor is not None:
-                local[index] = redistributed(tensor, mesh, by_role[roles[index]]).to_local()
-        if "dim" in arguments.named:
-            local[signature.names.index("dim")] = rows.first
-        found: Any
-        if placements.axes or (placements.row_axes and "number" in (*roles, *results)):
-            if RECORDERS:
-                record_torch(signature.name, local[signature.main], "the rows are sharded over ranks")
-            found = in_torch(op, *local, reduce=ShardedReduce(main, rows, placements))
-        else:
-            found = overload(signature.name)(*local)
-        found = (found,) if isinstance(found, torch.Tensor) else found
+            tensor, is_element = args[index], roles[index] == "element"
+            # A gradient with another shape is that of a sum that the call does not have.
+            left_out = signature.arguments[index].optional and is_element and tensor is not None
+            left_out = left_out and tensor.shape != main.shape
+            self._inputs.append(None if tensor is None or left_out else by_role[roles[index]])
         by_role["column"] = placements.column_sum
         if block:
             by_role["block"] = _of_blocks(placements.element, block, Partial())
+        self._outputs = [None if role is None else (by_role[role], shapes.get(role)) for role in results]
+        self._back = [main.placements if gathered and role == "element" else None for role in results]
+        """The placements to which each result is redistributed, or None."""
+        named = dict(zip(signature.names, args, strict=True))
+        named |= {"dim": rows.first} if "dim" in named else {}
+        self._numbers = [named[signature.names[index]] for index in signature.numbers]
+        self._op, self._signature, self._mesh = op, signature, mesh
+        self._main, self._settings = signature.tensors.index(signature.main), current()
+        by_reference = placements.axes or (placements.row_axes and "number" in (*roles, *results))
+        self._reduce = ShardedReduce(main, rows, placements) if by_reference else None
+        self._of_shards: Callable[..., Results] | None = None
+        self._specs: list[Any] = [None] * len(results)
 
-        def wrapped(result: Any, role: Any) -> torch.Tensor:
-            if result is None or role is None:
-                return from_shards(local[signature.main].new_empty(0), mesh, whole, (0,))
-            shards = from_shards(result.contiguous(), mesh, by_role[role], shapes.get(role, result.shape))
-            return redistributed(shards, mesh, main.placements) if gathered and role == "element" else shards
+    def __call__(self, *tensors: Any) -> Results:
+        """Returns the results, or None for those that are absent."""
+        with below_autograd():
+            pairs = zip(tensors, self._inputs, strict=True)
+            shards = [None if p is None else _shard(tensor, self._mesh, p) for tensor, p in pairs]
+            found = self._compute(shards)
+            return tuple(None if result is None else self._wrapped(i, result) for i, result in enumerate(found))
 
-        wrapped_results = tuple(map(wrapped, found, results))
-        return wrapped_results[0] if len(wrapped_results) == 1 else wrapped_results
+    def _compute(self, shards: Sequence[Any]) -> Results:
+        signature = self._signature
+        if self._reduce is not None:
+            if RECORDERS:
+                record_torch(signature.name, shards[self._main], "the rows are sharded over ranks")
+            if self._of_shards is None:
+                self._of_shards = row_math.bound(self._op, self._arguments(shards), self._reduce)
+            return self._of_shards(*shards)
+        if needs_dispatcher():  # a mode sees the registered op
+            return as_tuple(overload(signature.name)(*self._arguments(shards).values))
+        if current() is self._settings:
+            return compute_op(self._op, self._arguments(shards))
+        with restored(self._settings):  # the backward may run in another thread than the forward
+            return compute_op(self._op, self._arguments(shards))
+
+    def _arguments(self, shards: Sequence[torch.Tensor | None]) -> Arguments:
+        return Arguments.of(self._signature, shards, self._numbers)
+
+    def _wrapped(self, index: int, shard: torch.Tensor) -> torch.Tensor | None:
+        """Returns the DTensor of a result, of which this rank has computed its shard."""
+        if (output := self._outputs[index]) is None:
+            return None
+        shard, spec = shard.contiguous(), self._specs[index]
+        if spec is not None:
+            return DTensor(shard, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        result = from_shards(shard, self._mesh, output[0], output[1] or shard.shape)
+        if (back := self._back[index]) is not None:
+            return redistributed(result, self._mesh, back)
+        if (found := spec_and_shard(result)) is not None and found[1].shape == shard.shape:
+            self._specs[index] = found[0]
+        return result
+
+
+def sharded_run(op: Op, arguments: Arguments) -> Callable[..., Results]:
+    """Returns run(*tensors), which computes an op or its gradient for DTensors like the given ones.
+
+    Raises:
+        DTypeError: one of the tensors is not a DTensor.
+    """
+    signature = arguments.signature
+    for index, tensor in zip(signature.tensors, arguments.tensors, strict=True):
+        if tensor is not None and not isinstance(tensor, DTensor):
+            given = type(tensor).__name__, "distribute all tensors"
+            raise DTypeError(wrong(signature.name, signature.names[index], "be a DTensor, as others are", *given))
+    if signature is not op.signature or modification_of(op, arguments.named) is None:
+        return ShardedCall(op, arguments)
+    numbers = arguments.numbers
+
+    def modified(*tensors: Any) -> Results:
+        with below_autograd():
+            given = Arguments.of(op.signature, tensors, numbers).values
+            return row_math.compute(op, *given, unmodified=overload(op.name))
+
+    return modified
+
+
+def _rule(registered: Registered) -> Any:
+    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        op, arguments = registered.newest(args)
+        main = arguments.main
+
+        def empty() -> DTensor:
+            return from_shards(main.to_local().new_empty(0), main.device_mesh, [_WHOLE] * main.device_mesh.ndim, (0,))
+
+        found = tuple(empty() if result is None else result for result in compute_op(op, arguments))
+        return found[0] if len(found) == 1 else found
 
     return compute
+
+
+def _shard(tensor: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
+    """Returns this rank's shard of the tensor with these placements."""
+    found = spec_and_shard(redistributed(tensor, mesh, placements))
+    return tensor.to_local() if found is None else found[1]
 
 
 def redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
@@ -184,7 +256,7 @@ def redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placem
 
     Before torch 2.12, redistributing fails there if it is not needed, or if the tensor requires a gradient.
     """
-    if tensor.device_mesh == mesh and tuple(tensor.placements) == tuple(placements):
+    if (tensor.device_mesh is mesh or tensor.device_mesh == mesh) and tensor.placements == tuple(placements):
         return tensor
     without_gradient: Any = tensor.detach()
     return without_gradient.redistribute(mesh, placements)  # type: ignore[no-any-return]
@@ -198,6 +270,7 @@ def from_shards(
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
 
 
+RUNS[DTensor] = sharded_run
 ON_REGISTER.append(_register)
 for _registered in REGISTERED:
     _register(_registered)
