@@ -12,7 +12,8 @@ Makes a module of each class from a default configuration on the device "meta", 
 - routers: classes that choose the largest of several experts
 - losses: models with a causal language model's head that take labels
 
---page writes the table between its markers. With --check, it writes nothing, and fails if the table would change.
+--page writes the table between its markers, and that of diffusers if it is installed. With --check, it writes nothing,
+and fails if a table would change.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+import diffusers_coverage
 from model_classes import OPEN, classes, kind_of, make, stub
 from tridal.models import candidates, glu, rotary, router_comparison, routers
 
@@ -147,7 +149,7 @@ def main() -> None:
     if given.json is not None:
         given.json.write_text(json.dumps([row._asdict() for row in rows], indent=1))
     if given.page is not None:
-        written = with_table(given.page.read_text(), lines)
+        written = diffusers_coverage.with_table(with_table(given.page.read_text(), lines))
         if given.check:
             sys.exit(written != given.page.read_text())
         given.page.write_text(written)

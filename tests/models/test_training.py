@@ -38,7 +38,12 @@ LEFT: dict[str, dict[str, str]] = {
 """For each family, the classes that are left unchanged, and a part of the reason."""
 BY_DAY = [("Qwen3Next", torch.float32), ("Llama4Text", torch.bfloat16)]
 AT_NIGHT = pytest.mark.nightly("these tests of two families, and those of each kind of module")
-DIFFUSION = ("DiT", "SD3", "Flux")
+OPS = {
+    "DiT": {"modulated_layer_norm", "layer_norm"}, "SD3": {"modulated_layer_norm", "rms_norm"},
+    "Flux": {"modulated_layer_norm", "rms_norm", "rotary_embedding"},
+}  # fmt: skip
+"""For families of diffusers, the ops that a backend computes."""
+DIFFUSION = tuple(OPS)
 FAMILIES = pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -135,11 +140,14 @@ def test_losses_of_five_steps_are_those_of_the_unchanged_model(
     model, loss = build(name, device, dtype)
     expected = losses(copy.deepcopy(model), loss)
     report = tridal.kernelize(model, fused_loss=dtype is torch.float32)
-    found = losses(model, loss)
+    with tridal.record_calls() as calls:
+        found = losses(model, loss)
     record_property("difference", f"{difference(found, expected, dtype):.2f} of the tolerance\n{report}")
     assert expected[-1] < 0.95 * expected[0]
     assert difference(found, expected, dtype) < 1, f"{found} instead of {expected}"
     assert len(report.replaced) >= 4
+    ops = {call.op for call in calls if call.backend != "torch"}
+    assert OPS.get(name, set()) | {f"{op}_backward" for op in OPS.get(name, ())} <= ops
     assert {entry.class_name for entry in report.unchanged} == set(LEFT[name])
     for entry in report.unchanged:
         assert LEFT[name][entry.class_name] in str(entry.reason)
