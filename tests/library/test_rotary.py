@@ -10,13 +10,13 @@ from torch.testing import assert_close
 
 import tridal
 from pairwise import covering_rows
-from rotary_reference import of_transformers
+from rotary_reference import LENGTH, B, angles, heads_of, of_transformers, rotated
 from tridal import testing
 from tridal.devices.types import Backend
 from tridal.testing.implementation import overridden
 
 Tensor = torch.Tensor
-B, LENGTH, HEADS = 2, 4, 3
+HEADS = 3
 PLANS, FORMS = ("whole_row", "whole_row+peel", "column_loop"), ("contiguous", "projected", "sliced", "heads last")
 BATCHES, TYPES = ((), (1,), (B,)), ((32, torch.float32), (6, torch.bfloat16), (34, torch.float64))
 PAIRS = ("halves", "interleaved", "to halves")
@@ -24,36 +24,6 @@ SIZES = ("all", "part", "a number per pair")
 COMBINATIONS: Any = covering_rows(
     {"plan": PLANS, "form": FORMS, "batch": BATCHES, "type": TYPES, "pairs": PAIRS, "size": SIZES}, lambda row: True
 )
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, size: int, pairs: str, heads: int = 1) -> Tensor:
-    """Rotates the first elements by transformers' function for halves, in which pairs are put first."""
-    part, rest = x[..., :size], x[..., size:]
-    if cos.shape[-1] < size:
-        cos, sin = (t.repeat(*[1] * (t.dim() - 1), 2) for t in (cos, sin))
-    elif pairs != "halves":
-        cos, sin = (torch.cat((t[..., ::2], t[..., 1::2]), -1) for t in (cos, sin))
-    if pairs != "halves":
-        part = torch.cat((part[..., ::2], part[..., 1::2]), -1)
-    y = of_transformers(part, part, cos, sin, unsqueeze_dim=heads)[0]
-    if pairs == "interleaved":
-        y = torch.stack(y.chunk(2, -1), -1).flatten(-2)
-    return torch.cat((y, rest), -1)
-
-
-def heads_of(form: str, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a query or key. "heads last" is [batch, length, heads, dim], others are [batch, heads, length, dim]."""
-    x = torch.randn(B, LENGTH, 3 * heads, dim, device=device).to(dtype)
-    if form == "sliced":  # one projection computes query, key and value
-        return x[:, :, heads : 2 * heads].transpose(1, 2)
-    x = x[:, :, :heads].contiguous()
-    return {"heads last": x, "projected": x.transpose(1, 2), "contiguous": x.transpose(1, 2).contiguous()}[form]
-
-
-def angles(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin of random angles, whose halves differ."""
-    angle = torch.randn(shape, device=device)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 @pytest.mark.parametrize("case", COMBINATIONS, ids=lambda case: "-".join(map(str, case.values())))
