@@ -58,14 +58,17 @@ class Call:
     def declared_gradients(
         self, grads: Sequence[Tensor], roundings: Roundings | None = None, stored: bool = True
     ) -> Named:
-        """The gradients of the op's own gradient, by argument. `stored`: for the results that were found."""
+        """The gradients of the op's own gradient, by argument. `stored`: for the results that were found.
+
+        That of a tensor on which no result of the call depends is zero.
+        """
         op, arguments = self.op, self._arguments(roundings)
         given = self.gradient_arguments(grads, torch.float64, roundings, stored)
         with torch.no_grad():
             found = row_math.compute_gradient(op, *given, reduce=self._reduce(arguments, roundings, {}))
         by_name = dict(zip(self._names, op.gradient_index, strict=True))
-        pairs = {name: found[by_name[name]] for name in self.differentiable(arguments)}
-        return {name: tensor.double() for name, tensor in pairs.items() if tensor is not None}
+        pairs = {name: (leaf, found[by_name[name]]) for name, leaf in self.differentiable(arguments).items()}
+        return {n: torch.zeros_like(leaf) if t is None else t.double() for n, (leaf, t) in pairs.items()}
 
     def gradient_arguments(
         self, grads: Sequence[Tensor], dtype: torch.dtype, roundings: Roundings | None = None, stored: bool = True
