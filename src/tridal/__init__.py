@@ -35,6 +35,7 @@ else:
     from tridal.library.losses.functions import cross_entropy, linear_cross_entropy
     from tridal.library.modulated_norm.functions import modulated_layer_norm, modulated_rms_norm
     from tridal.library.norms.functions import layer_norm, rms_norm
+    from tridal.library.qk_norm.functions import qk_norm_rotary
     from tridal.library.rotary.functions import rotary_embedding
     from tridal.library.router.functions import route_top_k
     from tridal.library.softmax.functions import log_softmax, softmax
@@ -54,8 +55,8 @@ else:
 __all__ = [
     "backends", "cross_entropy", "device", "errors", "gated_rms_norm", "geglu", "kernelize", "layer_norm",
     "linear_cross_entropy", "log_probs", "log_softmax", "models", "modulated_layer_norm", "modulated_rms_norm", "nn",
-    "ops", "override_torch", "plan", "record_calls", "registry", "rms_norm", "rotary_embedding", "route_top_k",
-    "row_function", "run", "settings", "softmax", "swiglu", "testing", "token_log_probs", "types", "use",
+    "ops", "override_torch", "plan", "qk_norm_rotary", "record_calls", "registry", "rms_norm", "rotary_embedding",
+    "route_top_k", "row_function", "run", "settings", "softmax", "swiglu", "testing", "token_log_probs", "types", "use",
 ]  # fmt: skip
 __dir__ = __all__.copy
 __version__ = "0.2.0"

@@ -7,7 +7,7 @@ import itertools
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
 
 import tridal
@@ -83,3 +83,29 @@ def ranks_rotate_their_shards(mesh: DeviceMesh) -> None:
     part = functools.partial(tridal.rotary_embedding, key=None, cos=cos, sin=sin, unsqueeze_dim=1, rotary_dim=2)
     for p in shard[:3]:
         assert torch.equal(part(distribute_tensor(query[0], mesh, [p])).full_tensor(), part(query[0]))
+
+
+@check
+def ranks_normalize_and_rotate_their_shards(mesh: DeviceMesh) -> None:
+    """The gradient of a weight is a sum over the shards of its tensor. Weights may be plain tensors, too."""
+    torch.manual_seed(0)
+    given = [torch.randn(*shape, dtype=torch.float64) for shape in ((2, 4, 6, 4), (2, 2, 6, 4), (4,), (4,))]
+    angle, alike = torch.randn(2, 6, 4, dtype=torch.float64), Replicate()
+    kinds = [(Shard(0), Shard(0)), (Shard(1), alike), (Shard(2), Shard(1)), (Shard(3), Shard(2))]
+    for (number, placements), key in itertools.product(enumerate(kinds), (True, False)):
+        leaves = [x.clone().requires_grad_() for x in given]
+        placed = [
+            distribute_tensor(x, mesh, [p]).requires_grad_()
+            for x, p in zip(given, (*placements, alike, alike), strict=True)
+        ]
+        if number % 2:
+            placed[2:] = [x.clone().requires_grad_() for x in given[2:]]
+        results = []
+        for query, other, *weights in (leaves, placed):
+            y = tridal.qk_norm_rotary(query, other if key else None, *weights, angle.cos(), angle.sin())  # type: ignore[call-overload]
+            y, needed = (y, (query, other, *weights)) if key else ((y,), (query, weights[0]))
+            results.append((*y, *torch.autograd.grad([t.sin().sum() for t in y], needed)))
+        for exact, found in zip(*results, strict=True):
+            assert_close(found.full_tensor() if isinstance(found, DTensor) else found, exact.detach())
+        if number == 0:
+            assert results[1][-1].placements == (Partial(),)

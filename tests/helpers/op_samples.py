@@ -162,6 +162,10 @@ def _samples() -> dict[str, Sample]:
             op_named("rotary_embedding"), calls.rotary_of_a_part, calls.rotary_and_rest,
             roles={"cos": "constant", "sin": "constant"},
         ),
+        "qk_norm_rotary": _sample(
+            op_named("qk_norm_rotary"), calls.qk_norm_of_rows, calls.qk_norm_rotary,
+            roles={"query_weight": "column", "cos": "constant", "sin": "constant"},
+        ),
         "gated_rms_norm": _sample(
             op_named("gated_rms_norm"),
             lambda input, gate, weight, **given: tridal.gated_rms_norm(

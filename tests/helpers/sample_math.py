@@ -142,6 +142,27 @@ def rotary(input: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
     return first, first / 2
 
 
+def _of_rows(input: Tensor, query_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the query and its weight: the halves of a head are a row and the same, backwards and divided by two."""
+    return torch.cat((input, input.flip(-1) / 2), -1), torch.cat((query_weight, query_weight.flip(-1)))
+
+
+def qk_norm_of_rows(input: Tensor, query_weight: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> Any:
+    """Each row is a token with one head. The weight of the key is half of that of the query."""
+    query, weight = _of_rows(input, query_weight)
+    query, *factors = (x.reshape(-1, x.shape[-1]) for x in (query, cos, sin))
+    options = {"eps": 1e-5, "unsqueeze_dim": 1, **options}
+    found = tridal.qk_norm_rotary(query[:, None], query[:, None] - 1, weight, weight / 2, *factors, **options)
+    pairs = (result[:, 0].chunk(2, -1) for result in found)
+    return tuple((first - second / 2).reshape(input.shape) for first, second in pairs)
+
+
+def qk_norm_rotary(input: Tensor, query_weight: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    query, weight = _of_rows(input, query_weight)
+    pairs = (rms_norm(query, weight).chunk(2, -1), rms_norm(query - 1, weight / 2).chunk(2, -1))
+    return tuple(first * cos - second * sin - (second * cos + first * sin) / 2 for first, second in pairs)
+
+
 def log_probs(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     logs = (input.to(torch.promote_types(input.dtype, torch.float32)) / 0.8).log_softmax(-1)
     return logs.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)

@@ -19,6 +19,8 @@ def functions(x: Tensor, weight: Tensor, t: Tensor, maybe: Tensor | None, more: 
     assert_type(tridal.swiglu(x, x), Tensor)
     assert_type(tridal.geglu(x, approximate="tanh"), Tensor)
     assert_type(tridal.rotary_embedding(x, x, x, x), Pair)
+    assert_type(tridal.qk_norm_rotary(x, x, x, x, x, x, 1e-6), Pair)
+    assert_type(tridal.qk_norm_rotary(x, None, x, None, x, x, weight_offset=1.0), Tensor)
     assert_type(tridal.rotary_embedding(x, None, x, x, interleaved=True), Tensor)
     assert_type(tridal.linear_cross_entropy(x, weight, t, reduction="sum"), Tensor)
     assert_type(tridal.cross_entropy(x, t), Tensor)

@@ -78,6 +78,17 @@ ROTARY = [
     ({"key": HEADS[0]}, ShapeError, r"key must have 4 dims, as query has, got the shape \(3, 5, 4\)"),
     ({"interleaved": 1}, TypeError, "interleaved must be a bool, got 1"),
 ]
+QK_NORM = [
+    ({"query_weight": "w"}, TypeError, "query_weight must be a torch.Tensor or None, got str"),
+    ({"query_weight": W}, ShapeError, r"query_weight must have the shape \(4,\), got \(8,\)"),
+    ({"key_weight": TARGET}, DTypeError, "key_weight must have a floating-point dtype, got torch.int64"),
+    ({"key": HEADS.repeat(1, 1, 1, 2)}, ShapeError, r"key must have the last size of query, 4, got .* \(2, 3, 5, 8\)"),
+    ({"query": HEADS[0, 0, 0]}, ShapeError, r"query must have four dims, .* got the shape \(4,\)"),
+    ({"cos": FACTOR[:, :1]}, ShapeError, r"cos must have the shape .*\(5, 4\), .*or \(5, 2\) with query"),
+    ({"eps": "a"}, TypeError, "eps must be a number, got 'a'"),
+    ({"weight_offset": None}, TypeError, "weight_offset must be a number, got None"),
+    ({"unsqueeze_dim": 0}, ValueError, "unsqueeze_dim must be 1 or 2, got 0"),
+]
 TOKENS = [
     ({"mask": TARGET}, DTypeError, r"mask must have the dtype torch.bool, got torch.int64: use mask.bool\(\)"),
     ({"mask": TARGET[:3] > 1}, ShapeError, r"mask must have the shape \(4,\), got \(3,\): a bool per row of"),
@@ -103,6 +114,19 @@ CALLS: dict[str, tuple[dict[str, Any], list[Any], bool]] = {
     "geglu": ({"up": X}, GLU, False),
     "swiglu": ({"up": X}, SWIGLU, False),
     "rotary_embedding": ({"query": HEADS, "key": HEADS, "cos": FACTOR, "sin": FACTOR, "input": None}, ROTARY, False),
+    "qk_norm_rotary": (
+        {
+            "query": HEADS,
+            "key": HEADS,
+            "query_weight": W[:4],
+            "key_weight": W[:4],
+            "cos": FACTOR,
+            "sin": FACTOR,
+            "input": None,
+        },
+        QK_NORM,
+        False,
+    ),
 }
 """The arguments of a correct call besides the input, the wrong ones, and whether torch has the function."""
 WRONG = [(name, *row) for name, (_, rows, _) in CALLS.items() for row in rows]

@@ -39,6 +39,11 @@ def route(direction: Direction, **numbers: Any) -> Case:
     return Case("route_top_k", direction, (9, 57), numbers=tuple(numbers.items()))
 
 
+def heads(direction: Direction, **options: Any) -> Case:
+    """A case of qk_norm_rotary."""
+    return Case("qk_norm_rotary", direction, (9, 58), **options)
+
+
 def loss(direction: Direction, weight: bool = False, op: str = "cross_entropy", **numbers: Any) -> Case:
     """A case of a loss of each row."""
     absent = () if weight else ("weight",)
@@ -153,6 +158,16 @@ MUTANTS = [
          Case("rotary_embedding", FORWARD, (9, 58))),
         ("rotary.copied", "elements that are not rotated are dropped", "rest", "rest * 0.0",
          Case("rotary_embedding", FORWARD, (9, 58), numbers=(("rotary_dim", 2),))),
+        ("qk_norm_rotary.square", "half of the elements are not in the sum of squares",
+         "first * first + second * second", "first * first", heads(FORWARD)),
+        ("qk_norm_rotary.inverse_rms", "the mean is that of pairs", "2.0 * count", "count", heads(FORWARD)),
+        ("qk_norm_rotary.second_result", "the second elements have the weights of the first", "second_weight",
+         "first_weight", heads(FORWARD)),
+        ("qk_norm_rotary._dn_first", "the gradient is rotated as the result", "-1.0", "1.0",
+         heads(BACKWARD)),
+        ("qk_norm_rotary.product", "half of the elements are not in dot",
+         "dn_first * first + dn_second * second", "dn_first * first", heads(BACKWARD)),
+        ("qk_norm_rotary.second_gradient", "dot is not normalized", "dot * inverse_rms", "dot", heads(BACKWARD)),
     )
 ] + [
     Mutant("kernel", "the gradient of the sum is dropped", r" \+ dsum\b", "", ("rms_norm_backward",),

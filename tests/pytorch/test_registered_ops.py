@@ -60,6 +60,7 @@ def test_dispatch_modes_see_the_op_and_the_gradients_that_are_needed(device: tor
             "swiglu_of_columns": [True, False],
             "rotary_of_elements": [True, True],
             "rotary_of_a_part": [True, False],
+            "qk_norm_of_rows": [needed == "input"] * 2 + [needed != "input"] * 2,
         }
         wanted = of_one.get(getattr(sample.function, "__name__", ""), [needed in names for names in groups])
         assert len(groups) == 1 or arguments[-1] == wanted

@@ -112,16 +112,21 @@ _EXPERTS = (
     ShapeClass("experts_odd", "odd numbers of experts", ((65_536, 60), (65_536, 160), (65_536, 384))),
     ShapeClass("experts_few_tokens", "experts of few tokens", ((64, 128), (1024, 128), (1024, 256))),
 )
+_QUERY = (
+    ShapeClass(
+        "query", "queries and keys of models", ((8192, 32, 128), (8192, 8, 128), (8192, 64, 64), (8192, 8, 256))
+    ),
+)
 _SUITES = {
     "rows": _SUITE, "hidden": _HIDDEN, "halves": _EVEN, "modulated": (*_HIDDEN, _BATCHES),
-    "vocabularies": _VOCABULARIES, "experts": _EXPERTS,
+    "vocabularies": _VOCABULARIES, "experts": _EXPERTS, "query": _QUERY,
 }  # fmt: skip
 SUITES: Mapping[str, tuple[str, ...]] = {
     name: tuple(shape_class.name for shape_class in suite) for name, suite in _SUITES.items()
 }
 """The names of the shape classes of each suite."""
 SHAPE_CLASSES: Mapping[str, ShapeClass] = {
-    shape_class.name: shape_class for shape_class in (*_SUITE, *_HIDDEN, _BATCHES, *_VOCABULARIES, *_EXPERTS)
+    shape_class.name: shape_class for shape_class in (*_SUITE, *_HIDDEN, _BATCHES, *_VOCABULARIES, *_EXPERTS, *_QUERY)
 }
 """All shape classes, by name. The shapes of the suites are defined only here."""
 

@@ -9,20 +9,20 @@ from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.library.modulated_norm.gated_residual import GATED_MODULATED_LAYER_NORM, GATED_MODULATED_RMS_NORM
 from tridal.library.modulated_norm.modulated_norm import MODULATED_LAYER_NORM, MODULATED_RMS_NORM
 from tridal.library.norms.norms import LAYER_NORM, RMS_NORM
+from tridal.library.qk_norm.qk_norm_rotary import QK_NORM_ROTARY
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
 from tridal.library.router.route_top_k import ROUTE_TOP_K
 from tridal.library.softmax.softmax import LOG_SOFTMAX, SOFTMAX
 
 __all__ = [
     "CROSS_ENTROPY", "GATED_MODULATED_LAYER_NORM", "GATED_MODULATED_RMS_NORM", "GATED_RMS_NORM", "GEGLU", "LAYER_NORM",
-    "LINEAR_CROSS_ENTROPY", "LOG_PROBS", "LOG_SOFTMAX", "MODULATED_LAYER_NORM", "MODULATED_RMS_NORM", "OPS", "RMS_NORM",
-    "ROTARY_EMBEDDING", "ROUTE_TOP_K", "SOFTMAX", "SWIGLU", "TOKEN_LOG_PROBS",
+    "LINEAR_CROSS_ENTROPY", "LOG_PROBS", "LOG_SOFTMAX", "MODULATED_LAYER_NORM", "MODULATED_RMS_NORM", "OPS",
+    "QK_NORM_ROTARY", "RMS_NORM", "ROTARY_EMBEDDING", "ROUTE_TOP_K", "SOFTMAX", "SWIGLU", "TOKEN_LOG_PROBS",
 ]  # fmt: skip
 __dir__ = __all__.copy
 
 OPS = (
     SOFTMAX, LOG_SOFTMAX, RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, SWIGLU, GEGLU, LOG_PROBS,
     TOKEN_LOG_PROBS, ROTARY_EMBEDDING, GATED_RMS_NORM, MODULATED_LAYER_NORM, MODULATED_RMS_NORM,
-    GATED_MODULATED_LAYER_NORM, GATED_MODULATED_RMS_NORM,
-    ROUTE_TOP_K,
+    GATED_MODULATED_LAYER_NORM, GATED_MODULATED_RMS_NORM, ROUTE_TOP_K, QK_NORM_ROTARY,
 )  # fmt: skip

@@ -42,10 +42,10 @@ def rotated_size(cos: Tensor, rotary_dim: int | None) -> int:
     return cos.shape[-1] if rotary_dim is None else rotary_dim
 
 
-def check_shapes(tensors: Named, heads: int, rotary_dim: int | None = None) -> None:
+def check_shapes(tensors: Named, heads: int, rotary_dim: int | None = None, op: str = NAME) -> None:
     """Checks the shapes of query and key, or of their gradients, and those of cos and sin against them.
 
-    `heads` is the dim of the heads. Query or key may be None.
+    `heads` is the dim of the heads. Query or key may be None. `op` is the name of the op in errors.
     """
     size = rotated_size(tensors["cos"], rotary_dim) if tensors["cos"].dim() else 0
     rotated = {name: x for name, x in tensors.items() if name not in ("cos", "sin") and x is not None}
@@ -53,9 +53,9 @@ def check_shapes(tensors: Named, heads: int, rotary_dim: int | None = None) -> N
         shape = tuple(x.shape)
         if len(shape) not in (3, 4) or shape[-1] % 2:
             expected = "have four dims, or three without a batch, the last one of even size"
-            raise ShapeError(wrong(NAME, name, expected, f"the shape {shape}"))
+            raise ShapeError(wrong(op, name, expected, f"the shape {shape}"))
         if len(shape) != (rank := next(iter(rotated.values())).dim()):
-            raise ShapeError(wrong(NAME, name, f"have {rank} dims, as {next(iter(rotated))} has", f"the shape {shape}"))
+            raise ShapeError(wrong(op, name, f"have {rank} dims, as {next(iter(rotated))} has", f"the shape {shape}"))
         if not (0 <= size <= shape[-1] and size % 2 == 0):
             size = shape[-1]
         length = shape[2 * len(shape) - 5 - heads]
@@ -67,9 +67,7 @@ def check_shapes(tensors: Named, heads: int, rotary_dim: int | None = None) -> N
             if given not in shapes or given[-1] != tensors["cos"].shape[-1]:
                 *others, last = map(str, shapes)
                 listed = f"{', '.join(others)} or {last}" if others else last
-                raise ShapeError(
-                    wrong(NAME, factor, f"have the shape {listed} with {name} of shape {shape}", f"{given}")
-                )
+                raise ShapeError(wrong(op, factor, f"have the shape {listed} with {name} of shape {shape}", f"{given}"))
 
 
 def _dtype_of(name: str, named: Named) -> torch.dtype:
@@ -79,23 +77,28 @@ def _dtype_of(name: str, named: Named) -> torch.dtype:
     return functools.reduce(torch.promote_types, dtypes)
 
 
-def _pairs(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, ...]:
+def pairs_of(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, ...]:
     """Views of the first and of the second element of each pair in the first `size` elements."""
     sizes, dim = ((size // 2, 2), -1) if interleaved else ((2, size // 2), -2)
     return torch.unflatten(x.narrow(-1, 0, size), -1, sizes).unbind(dim)
 
 
-def _factor_pairs(
+def factor_pairs(
     factor: Tensor, heads: int, shape: Sequence[int], size: int, interleaved: bool
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns cos or sin of both elements of each pair, with the dims of a query or key of this shape."""
     whole = factor.unsqueeze(heads - len(shape)).expand((*shape[:-1], factor.shape[-1]))
-    return (whole, whole) if factor.shape[-1] < size else _pairs(whole, size, interleaved)
+    return (whole, whole) if factor.shape[-1] < size else pairs_of(whole, size, interleaved)
+
+
+def join_pairs(first: Tensor, second: Tensor, interleaved: bool) -> Tensor:
+    """Returns the elements of pairs as one tensor."""
+    return torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
 
 
 def _joined(first: Tensor, second: Tensor, x: Tensor, interleaved: bool) -> Tensor:
     """Returns the pairs as one tensor, followed by the elements of x that are not rotated."""
-    rotated = torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
+    rotated = join_pairs(first, second, interleaved)
     return rotated if rotated.shape == x.shape else torch.cat((rotated, x[..., rotated.shape[-1] :]), -1)
 
 
@@ -107,8 +110,8 @@ def _wide_pairs(
     x is `interleaved`, and cos and sin are if `by`.
     """
     dtype, size = accumulator(x, cos, sin), rotated_size(cos, rotary_dim)
-    factors = (_factor_pairs(factor.to(dtype), heads, x.shape, size, by) for factor in (cos, sin))
-    return _pairs(x.to(dtype), size, interleaved), *factors
+    factors = (factor_pairs(factor.to(dtype), heads, x.shape, size, by) for factor in (cos, sin))
+    return pairs_of(x.to(dtype), size, interleaved), *factors
 
 
 def reference(
@@ -164,13 +167,13 @@ def _rotate(call: Steps, named: Named, names: tuple[str, str], kernel: RowKernel
             continue
         dtype = _dtype_of(name, named)
         result = call.empty_like(x, dtype)
-        cos, sin = (call.view(_factor_pairs, named[factor], heads, x.shape, size, pairs) for factor in ("cos", "sin"))
+        cos, sin = (call.view(factor_pairs, named[factor], heads, x.shape, size, pairs) for factor in ("cos", "sin"))
         read, written = layouts if kernel is _FORWARD else layouts[::-1]
         sin = sin if kernel is _FORWARD else sin[::-1]  # the gradient of an element has the sine of the other one
         product = str(torch.promote_types(x.dtype, named["cos"].dtype)).removeprefix("torch.")
         call.kernel(
-            kernel, *call.view(_pairs, x, size, read), *cos, *sin, dtypes=(dtype, dtype),
-            out=call.view(_pairs, result, size, written), ROUNDS=rounds, PRODUCT_DTYPE=product,
+            kernel, *call.view(pairs_of, x, size, read), *cos, *sin, dtypes=(dtype, dtype),
+            out=call.view(pairs_of, result, size, written), ROUNDS=rounds, PRODUCT_DTYPE=product,
         )  # fmt: skip
         if size < x.shape[-1]:
             call.kernel(_COPY, call.view(_rest, x, size), dtypes=(dtype,), out=call.view(_rest, result, size))

@@ -1,0 +1,1 @@
+"""RMSNorm of the heads of query and key with rotary embedding."""

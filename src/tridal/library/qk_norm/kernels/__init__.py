@@ -1,0 +1,1 @@
+"""The Triton functions of the norm of heads with rotary embedding."""
