@@ -149,3 +149,20 @@ def test_numbers_for_all_rows_are_read_by_the_kernel(launched: list[tuple[int, .
     assert {event.key for event in profiled.key_averages() if event.key.startswith("aten::")} <= {"aten::empty_strided"}
     (arguments,) = launched
     assert {grad.data_ptr() for grad in grads} <= {*arguments}
+
+
+@pytest.mark.parametrize("rows", [2048, 2049])
+def test_kernels_round_the_gradients_of_parameters(launched: list[tuple[int, ...]], rows: int) -> None:
+    """The kernel that adds partial sums writes the dtype of the parameter, so no op of torch has to cast the sums."""
+    for _ in range(3):
+        x, weight, bias = (
+            torch.randn(*s, requires_grad=True, dtype=torch.bfloat16) for s in ((rows, 128), (128,), (128,))
+        )
+        y = tridal.layer_norm(x, (128,), weight, bias)
+        grad = torch.randn_like(y)
+        launched.clear()
+        with profile() as profiled:
+            found = torch.autograd.grad(y, (x, weight, bias), grad)
+    assert [gradient.dtype for gradient in found] == [torch.bfloat16] * 3
+    assert "aten::copy_" not in {event.key for event in profiled.key_averages()}
+    assert len(launched) == 3

@@ -101,8 +101,8 @@ def kernel_call(
         bare: whether `run` returns its first result instead of a tuple.
 
     The results are the tensors of `writes`, `row_writes`, `top_writes` and `column_writes`. New ones are contiguous.
-    Those of `column_writes` have the accumulator's dtype, and one dim. Sums over the rows of blocks have as many
-    numbers as blocks and columns.
+    Those of `column_writes` have one dim, and the accumulator's dtype or that of `KernelUse.sum_dtypes`. Sums over the
+    rows of blocks have as many numbers as blocks and columns.
 
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
@@ -133,7 +133,11 @@ def kernel_call(
     bound, copies = found
     any_rows = most_rows is not None and not out
     blocks, cols = math.prod(inputs[0].shape[: use.block_dims]), inputs[0].shape[use.dim]
-    add = {of_block: _column_sums(context, cols, wide, blocks if of_block else 0) for of_block in (False, True)}
+    sums = functools.cache(functools.partial(_column_sums, context, cols, wide))
+    add = [
+        sums(dtype if wide is torch.float32 and dtype is not None else wide, blocks if name in kernel.per_block else 0)
+        for name, dtype in itertools.zip_longest(kernel.column_writes, use.sum_dtypes)
+    ]
     run, by_address = make_run(context, use, inputs, written, bound, copies, given, any_rows, add, bare)
     # whether the launch serves all numbers of rows with the same key, or of columns of one row
     serves = bound.column_range is not None if inputs[0].dim() == 1 else bound.row_range[1] >= (most_rows or 0)
@@ -249,14 +253,15 @@ def _read_dtype(tensor: Tensor, cast: torch.dtype | None) -> torch.dtype:
 
 
 def _column_sums(
-    context: DeviceContext, columns: int, wide: torch.dtype, blocks: int = 0
+    context: DeviceContext, columns: int, wide: torch.dtype, dtype: torch.dtype, blocks: int
 ) -> Callable[[Tensor], Tensor]:
     """Returns a function that adds the partial sums of columns, or those of each block if there are `blocks`.
 
-    torch adds them if there is one group, or no kernel. The sums of blocks with a group each are complete.
+    The kernel rounds the sums to `dtype`. torch adds them if there is one group, or no kernel. The sums of blocks with
+    a group each are complete. Both have the dtype of the partial sums, `wide`.
     """
     shape = (blocks,) * (blocks > 0)
-    use = KernelUse(COLUMN_SUM, len(shape), (wide,), recorded=False)
+    use = KernelUse(COLUMN_SUM, len(shape), (dtype,), recorded=False)
     by_groups: dict[int, Call | None] = {1: None}
 
     def add(parts: Tensor) -> Tensor:

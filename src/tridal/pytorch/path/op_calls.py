@@ -5,7 +5,8 @@ Inputs and outputs of the kernel are matched with the arguments and the results 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from tridal.pytorch.path.step_checks import NamedArguments, naming
 from tridal.pytorch.path.steps import Steps, recorded_steps
 
 Tensor = torch.Tensor
+NO_DTYPES: Mapping[int, torch.dtype] = MappingProxyType({})
 
 
 def compute_op(op: Op, arguments: Arguments) -> Results:
@@ -55,11 +57,14 @@ def call_of_op(op: Op, arguments: Arguments) -> Call:
     return new_call(op, arguments, key)
 
 
-def new_call(op: Op, arguments: Arguments, key: Key | None, overwrites: bool = False) -> Call:
+def new_call(
+    op: Op, arguments: Arguments, key: Key | None, overwrites: bool = False,
+    sum_dtypes: Mapping[int, torch.dtype] = NO_DTYPES,
+) -> Call:  # fmt: skip
     """Checks the arguments. Returns a new call of all results, and stores it. See `make_call`."""
     check_arguments(arguments)
     context = device_context(arguments.main.device)
-    call = make_call(context, op, arguments, most_rows=most_rows(key), overwrites=overwrites)
+    call = make_call(context, op, arguments, most_rows=most_rows(key), overwrites=overwrites, sum_dtypes=sum_dtypes)
     if key is not None:
         store(key, call, context)
     return call
@@ -67,7 +72,7 @@ def new_call(op: Op, arguments: Arguments, key: Key | None, overwrites: bool = F
 
 def make_call(
     context: DeviceContext, op: Op, arguments: Arguments, results: int | None = None, most_rows: int | None = None,
-    overwrites: bool = False, bare: bool = False,
+    overwrites: bool = False, bare: bool = False, sum_dtypes: Mapping[int, torch.dtype] = NO_DTYPES,
 ) -> Call:  # fmt: skip
     """Returns a new call of arguments that have been checked. The reference computes it if no kernel does.
 
@@ -78,6 +83,7 @@ def make_call(
             call computes all of them.
         overwrites: whether the steps of a backward that is computed once may overwrite saved tensors.
         bare: whether `run` returns its first result instead of a tuple.
+        sum_dtypes: dtypes by result. The call may round sums over rows to them.
 
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
@@ -93,7 +99,7 @@ def make_call(
                 Call(lambda *given: _by_steps(op, Arguments.of(signature, given, numbers), count, overwrites)), bare
             )
         if not context.torch_computes:
-            return call_by_kernels(context, op, arguments, count, most_rows, bare)
+            return call_by_kernels(context, op, arguments, count, most_rows, bare, sum_dtypes)
     except NoKernel as raised:
         reason = str(raised)
     call = Call(
@@ -136,7 +142,7 @@ def _like_new(tensor: Tensor, result: Result, named: dict[str, Any]) -> Tensor:
 
 def call_by_kernels(
     context: DeviceContext, op: Op, arguments: Arguments, results: int, most_rows: int | None = None,
-    bare: bool = False,
+    bare: bool = False, sum_dtypes: Mapping[int, torch.dtype] = NO_DTYPES,
 ) -> Call:  # fmt: skip
     """Returns the call of kernels with the first results of the signature, see `make_call`.
 
@@ -159,7 +165,7 @@ def call_by_kernels(
         raise NoKernel(reason or "")
     if not any(wanted):
         return Call(lambda *_: None if bare else (None,) * len(wanted), any_rows=True)
-    return _call_of_kernel(context, op, arguments, wanted, most_rows, bare)
+    return _call_of_kernel(context, op, arguments, wanted, most_rows, bare, sum_dtypes)
 
 
 def _by_steps(op: Op, arguments: Arguments, results: int, overwrites: bool) -> Results:
@@ -182,8 +188,9 @@ def _wanted(arguments: Arguments, results: int) -> list[bool]:
 
 
 def _call_of_kernel(
-    context: DeviceContext, op: Op, arguments: Arguments, wanted: Sequence[bool], most_rows: int | None, bare: bool
-) -> Call:
+    context: DeviceContext, op: Op, arguments: Arguments, wanted: Sequence[bool], most_rows: int | None, bare: bool,
+    sum_dtypes: Mapping[int, torch.dtype],
+) -> Call:  # fmt: skip
     """Returns the call of the kernel that computes the results that are `wanted`, see `make_call`.
 
     Raises:
@@ -209,6 +216,7 @@ def _call_of_kernel(
         takes=tuple(order.index(position) if position in order else None for position in signature.tensors),
         returns=tuple(of_results.index(index) if wanted[index] else None for index in range(len(wanted))),
         block_dims=0 if block is None else block_dims(block, rows.first),
+        sum_dtypes=tuple(sum_dtypes.get(index) for index in of_results if roles[index] in ("column", "block")),
     )
     given = [_flat(signature, rows, arguments.values[position], position) for position in order]
     has_views = rows.dims > 1 or "block" in roles

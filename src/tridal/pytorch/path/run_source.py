@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,15 +39,14 @@ class KernelUse(NamedTuple):
     block_dims: int = 0
     """The number of leading dims whose indices are those of a block of rows, see `RowKernel.per_block`."""
 
+    sum_dtypes: tuple[torch.dtype | None, ...] = ()
+    """The dtype to which each sum of `column_writes` is rounded if a kernel adds partial sums of float32. Others, and
+    by default all, have the dtype of the partial sums."""
+
     @property
     def elements(self) -> int:
         """How many inputs have a number per element. These are the first ones."""
         return len(self.kernel.reads) + (self.kernel.added is not None)
-
-    @property
-    def sums(self) -> dict[str, bool]:
-        """Whether each of `column_writes` is a sum over the rows of a block."""
-        return {name: name in self.kernel.per_block for name in self.kernel.column_writes}
 
     def sum_dtype(self, inputs: Sequence[Tensor]) -> torch.dtype:
         """Returns the dtype of sums: that of the outputs, and of the inputs after the cast."""
@@ -79,7 +78,7 @@ def allocator(context: DeviceContext) -> Callable[..., Tensor] | None:
 def make_run(
     context: DeviceContext, use: KernelUse, inputs: Sequence[Tensor], written: Sequence[torch.dtype],
     bound: Launch, copies: Sequence[torch.dtype | None], given: int, any_rows: bool,
-    add: Mapping[bool, Callable[[Tensor], Tensor]], bare: bool = False,
+    add: Sequence[Callable[[Tensor], Tensor]], bare: bool = False,
 ) -> tuple[Callable[..., tuple[Any, ...]], AddressLaunch | None]:  # fmt: skip
     """Returns run(*arguments), whose source is generated.
 
@@ -89,7 +88,7 @@ def make_run(
         written: the dtypes of the kernel's outputs. The first `given` ones are arguments of `run`, before the inputs.
         copies: for each input, the dtype of the contiguous copy that the kernel reads, or None if it reads the input.
         any_rows: whether the first input may have any number of rows, or of columns if it has one dim.
-        add: adds the partial sums of columns: those of each block if True, those of all rows if False.
+        add: functions that add the partial sums of columns, in the order of `column_writes`.
         bare: whether `run` returns its first result instead of a tuple.
     """
     kernel, first = use.kernel, inputs[0]
@@ -141,9 +140,9 @@ def make_run(
             scope[f"cast{number}"] = out_dtype
             lines.append(f"out{number} = out{number}.to(cast{number})")
     if kernel.column_writes and not sizes.one_group:
-        scope |= {"add": add[False], "add_blocks": add[True]}
-        for number, of_block in enumerate(use.sums.values(), len(use.out_dtypes)):
-            lines.append(f"out{number} = add{'_blocks' * of_block}(out{number})")
+        for number, add_parts in enumerate(add, len(use.out_dtypes)):
+            scope[f"add{number}"] = add_parts
+            lines.append(f"out{number} = add{number}(out{number})")
     takes = use.takes or tuple(range(len(inputs)))
     arguments = [f"unused{position}" if taken is None else f"in{taken}" for position, taken in enumerate(takes)]
     arguments = [*(f"out{number}" for number in range(given)), *arguments]
