@@ -200,12 +200,12 @@ class RowKernel:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the outputs, in order."""
-        return tuple(name for names in self.tensors[: len(OUTPUTS)] for name in names)
+        return _joined(self.tensors[: len(OUTPUTS)])
 
     @property
     def tensors(self) -> tuple[tuple[str, ...], ...]:
         """The names of all tensors, by the fields in `TENSORS`."""
-        return tuple(self.named(field) for field in TENSORS)
+        return _tensors(self)
 
     def named(self, field: str) -> tuple[str, ...]:
         """Reads the names in a field: its tuple, its only name, or none."""
@@ -215,7 +215,7 @@ class RowKernel:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the tensors that the kernel reads, in order."""
-        return tuple(name for names in self.tensors[len(OUTPUTS) :] for name in names)
+        return _joined(self.tensors[len(OUTPUTS) :])
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -271,6 +271,16 @@ class RowKernel:
         if self.whole_rows and self.scale_mask:
             return "a kernel that chooses elements has no scale_mask"
         return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _tensors(kernel: RowKernel) -> tuple[tuple[str, ...], ...]:
+    return tuple(kernel.named(field) for field in TENSORS)
+
+
+@functools.lru_cache(maxsize=1024)
+def _joined(fields: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    return tuple(name for names in fields for name in names)
 
 
 @functools.lru_cache(maxsize=1024)
