@@ -136,7 +136,7 @@ def a_mode_sees_a_known_call(mesh: DeviceMesh) -> None:
         with Seen():
             y: Any = tridal.softmax(x)
         assert {("tridal.softmax.default", True), (wanted, False)} <= {*names}
-        assert torch.equal(y.to_local(), expected.to_local())
+        assert_close(y.to_local(), expected.to_local())  # torch's ops compute sharded rows in modes
 
 
 @check

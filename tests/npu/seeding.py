@@ -15,7 +15,8 @@ from unittest import mock
 import triton
 
 import tridal
-from tridal.kernels.row_kernel import RowKernel, forget_functions
+from tridal.kernels.function_caches import forget_functions
+from tridal.kernels.row_kernel import RowKernel
 from tridal.kernels.written import WrittenKernel
 from tridal.testing.cases import Case
 

@@ -18,6 +18,7 @@ if not torch.distributed.is_gloo_available():
 
 import dtensor_block_checks  # noqa: F401
 import dtensor_call_checks  # noqa: F401
+import dtensor_kernel_checks  # noqa: F401
 from dtensor_checks import four_ranks_exchange_statistics_along_each_dim, uneven_shards
 from dtensor_loss_checks import CHECKS
 from processes import python

@@ -14,7 +14,7 @@ import tridal
 from opencl import driver, native
 from tridal import testing
 from tridal.devices import registry
-from tridal.kernels.row_kernel import forget_functions
+from tridal.kernels.function_caches import forget_functions
 from tridal.testing.cases import Case
 
 from .conftest import NAME

@@ -167,6 +167,6 @@ def workspace_slots(config: Any, tiles: int, programs: int) -> int:
             argument.annotation = None
     names: dict[str, Any] = {}
     exec(compile(ast.Module([*functions], []), str(file), "exec"), names)
-    kernel = SimpleNamespace(statistics=("first", "second"))
+    kernel = SimpleNamespace(computed=("first", "second"))
     call = SimpleNamespace(kernel=kernel, tiles=lambda config, rows: tiles, programs=lambda plan, rows: programs)
     return names["workspace_slots"](call, SimpleNamespace(config=config))  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ and the tail are computed before the loop, and there is no second loop.
 from __future__ import annotations
 
 from tridal.kernels import small_tiles
+from tridal.kernels.parts import merge_parts
 from tridal.kernels.pieces import Writer, merged
 from tridal.kernels.row_kernel import Statistic
 from tridal.kernels.text_plan import AFTER_STATISTICS, OUTPUTS, TextPlan
@@ -28,11 +29,13 @@ def column_loop(w: Writer) -> None:
         w.position()
         w.load_rows(p.all_used)
         w.pick()
-        if k.statistics:
+        if k.computed:
             statistics(w)
+        elif k.parts:
+            merge_parts(w)
         if "count" in p.used(*AFTER_STATISTICS, *["rebase"] * (p.lanes > 1)):
             w("count = tl.cast(cols, ACC)")
-        if k.statistics and p.lanes > 1:
+        if k.computed and p.lanes > 1:
             merge_lanes(w)
         w.row_value()
         w.store_rows()

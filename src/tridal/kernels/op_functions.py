@@ -39,8 +39,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tridal.errors import PluginError
+from tridal.kernels.function_caches import cached_by_functions
 from tridal.kernels.function_errors import describe_unhashable
-from tridal.kernels.row_kernel import RowKernel, cached_by_functions
+from tridal.kernels.row_kernel import RowKernel
 
 
 class OpFunction(NamedTuple):

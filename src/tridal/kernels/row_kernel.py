@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 Reduction: TypeAlias = Literal["max", "sum", "accurate_sum", "top"]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MAX_LIVE_TILES = 16
 TENSORS = {
@@ -19,19 +17,6 @@ TENSORS = {
 """The fields of `RowKernel` that name tensors, in the order of a kernel's arguments, and the ends of their names."""
 OUTPUTS = tuple(TENSORS)[:4]
 """Those of them that name outputs."""
-_caches: list[Any] = []
-
-
-def cached_by_functions(function: _Function) -> _Function:
-    """Caches what follows from the Triton functions of a kernel, until `forget_functions`."""
-    _caches.append(functools.lru_cache(maxsize=1024)(function))
-    return _caches[-1]  # type: ignore[no-any-return]
-
-
-def forget_functions() -> None:
-    """Clears what follows from the Triton functions of kernels, because a module has other functions."""
-    for cache in _caches:
-        cache.cache_clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +96,8 @@ class RowKernel:
         per_block: names in `column_reads` and `column_writes` that have a number per column for each of the `outer`
             blocks of rows. Each program then computes tiles of one block. Set for a call, see `with_blocks`.
         for_all_rows: names in `row_reads` that have one number for all rows. Set for a call, see `with_numbers`.
+        parts: 1 if each row is one part of a longer row, see `part_of_row`. If above 1, of how many parts the kernel
+            reads the statistics, see `of_parts`.
     """
 
     name: str
@@ -138,6 +125,7 @@ class RowKernel:
     split: bool = False
     per_block: tuple[str, ...] = ()
     for_all_rows: tuple[str, ...] = ()
+    parts: int = 0
 
     def bind(self, **constants: Any) -> RowKernel:
         """Adds constants to the kernel. Each replaces the tensor or parameter of its name, or is a new one.
@@ -177,6 +165,22 @@ class RowKernel:
         kept: dict[str, Any] = {field: tuple(n for n in getattr(self, field) if n in names) for field in OUTPUTS}
         return _changed(self, added=self.added if kept["writes"] else None, **kept)
 
+    def part_of_row(self) -> RowKernel:
+        """Writes the statistics only, those of one part of each row. Equal arguments give the same kernel."""
+        changed: dict[str, Any] = dict.fromkeys(OUTPUTS, ()) | {"added": None, "row_value": None, "parts": 1}
+        changed["row_writes"] = tuple(statistic.name for statistic in self.statistics)
+        return _changed(self, name=f"{self.name}_part", **changed)
+
+    def of_parts(self, parts: int) -> RowKernel:
+        """Reads the statistics of all parts of a row and merges them. Equal arguments give the same kernel."""
+        names = (f"{statistic.name}_of_{part}" for part in range(parts) for statistic in self.statistics)
+        return _changed(self, row_reads=(*self.row_reads, *names), parts=parts)
+
+    @property
+    def computed(self) -> tuple[Statistic, ...]:
+        """The statistics that the kernel computes from elements."""
+        return () if self.parts > 1 else self.statistics
+
     def with_strides(self, groups: tuple[tuple[str, str], ...], split: bool = False) -> RowKernel:
         """Gives the kernel these `stride_groups`. Equal arguments give the same kernel."""
         return _changed(self, stride_groups=groups, split=split) if groups or split else self
@@ -185,7 +189,7 @@ class RowKernel:
     def passes(self) -> int:
         """Number of passes over a row, see `Problem.passes`."""
         written = bool(self.writes or self.column_writes)
-        return bool(self.statistics) + written + any(statistic.rebase is not None for statistic in self.statistics)
+        return bool(self.computed) + written + any(statistic.rebase is not None for statistic in self.computed)
 
     @property
     def top(self) -> int:

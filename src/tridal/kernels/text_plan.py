@@ -67,7 +67,7 @@ class TextPlan:
         self.acc = _ACCUMULATOR[self.acc_dtype]
         self.rank = "rank" if self.programs_per_row > 1 else ""
         self.int64 = ".to(tl.int64)" if self.int64_offsets else ""
-        self.exchange = bool(self.rank and kernel.statistics)
+        self.exchange = bool(self.rank and kernel.computed)
         self.body, self.edge, self.chunk = Area("", self.axis), Area("_edge", 0), Area("_chunk", self.axis)
         self.top_area, self.rest = Area("_top", self.axis), Area("_rest", self.axis)
         self.fixed_areas = (self.body, *(self.rest,) * bool(self.rest_cols))
@@ -75,6 +75,7 @@ class TextPlan:
         self.areas = (*self.fixed_areas, *(self.edge,) * self.peel)
         self.functions = declared_by(kernel)
         self.all_used = self.used(*{function.role for function in self.functions}) | {kernel.added or ""}
+        self.all_used |= {*kernel.row_reads} if kernel.parts > 1 else set()
         """The names that functions of any role declare."""
         self.has_index = bool(kernel.row_index in self.all_used or self.picks or self.picks_column)
         self.has_top = bool(kernel.top_writes or kernel.top_index)

@@ -22,6 +22,7 @@ import contextlib
 import itertools
 from collections.abc import Collection, Iterator
 
+from tridal.kernels.parts import merge_parts
 from tridal.kernels.pieces import Writer
 from tridal.kernels.small_tiles import edges
 from tridal.kernels.text_plan import AFTER_STATISTICS, OUTPUTS, TextPlan, times
@@ -33,9 +34,10 @@ CHUNKS = 4
 def whole_row(w: Writer) -> None:
     """Writes the text of the kernel, before Triton compiles it."""
     p, k = w.plan, w.kernel
-    may_be_empty = p.exchange or p.zero_masked_rows  # all elements of a part of a row may be -inf
+    may_be_empty = p.exchange or k.parts == 1 or p.zero_masked_rows  # all elements of a part of a row may be -inf
     p.flags = {"GUARD": may_be_empty, "REFINE": p.cols >= 128}
-    p.flags["UNNORMALIZED"] = p.programs_per_row == 1 and p.axis == 1  # axis 0 would take two registers per row
+    alone = p.programs_per_row == 1 and not k.parts
+    p.flags["UNNORMALIZED"] = alone and p.axis == 1  # axis 0 would take two registers per row
     offset = times("rank", str(p.cols)) if p.rank else ""
     programs(w)
     if loads_columns_once(p):  # all tiles of a program have the same columns
@@ -53,7 +55,7 @@ def whole_row(w: Writer) -> None:
         w.pick()
         load_top(w)
         count(w)
-        passes = [[s for s in k.statistics if not s.rebase], [s for s in k.statistics if s.rebase]]
+        passes = [[s for s in k.computed if not s.rebase], [s for s in k.computed if s.rebase]]
         passes = [statistics for statistics in passes if statistics]
         for number, statistics in enumerate(passes):
             load(w, number, p.used(statistics=statistics))
@@ -62,6 +64,8 @@ def whole_row(w: Writer) -> None:
             load(w, 0, p.all_used)
         if p.exchange:
             exchange(w)
+        if k.parts > 1:
+            merge_parts(w)
         w.row_value()
         w.store_rows()
         store_top(w)

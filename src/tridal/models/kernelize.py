@@ -97,8 +97,9 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
 
     tridal replaces RMSNorm and LayerNorm modules, norm(x) * (1 + scale) + shift in the forward of a module,
     torch.nn.Softmax and torch.nn.LogSoftmax, the activation and product of gated MLPs and experts, the rotary embedding
-    of attention modules, and the loss of causal language models of transformers. torch's function replaces an activation composed of several operations. The report also gives the
-    reason for each module of these kinds that is left unchanged.
+    of attention modules, and the loss of causal language models of transformers. torch's function replaces an
+    activation composed of several operations. The report also gives the reason for each module of these kinds that is
+    left unchanged.
 
     A class is replaced only if tridal computes the same results, including the order of rounding: both are compared on
     random tensors. The class's own forward still runs on devices that no backend serves, and for dtypes in which its

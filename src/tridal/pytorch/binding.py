@@ -12,8 +12,9 @@ import torch
 from tridal.devices import registry
 from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import SettingsError
+from tridal.kernels.function_caches import cached_by_functions
 from tridal.kernels.op_functions import triton_functions
-from tridal.kernels.row_kernel import RowKernel, cached_by_functions
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import table
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.call_records import dtype_name

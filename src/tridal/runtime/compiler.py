@@ -16,8 +16,9 @@ from typing import Any
 from tridal.devices.lock import LOCK
 from tridal.devices.types import ALIGNMENT, Backend, Resources, Target
 from tridal.errors import PlanError, PluginError, TridalError
+from tridal.kernels.function_caches import cached_by_functions
 from tridal.kernels.function_errors import called_functions, describe, find_breakpoint
-from tridal.kernels.row_kernel import RowKernel, cached_by_functions
+from tridal.kernels.row_kernel import RowKernel
 from tridal.kernels.written import WrittenKernel
 from tridal.runtime.interpreter_mode import can_load_interpreted, interpret_flag, interpreted, interpreted_library
 from tridal.runtime.kernel_source import load

@@ -25,7 +25,7 @@ from tridal.devices.types import (
     Target,
 )
 from tridal.errors import PlanError
-from tridal.kernels.row_kernel import cached_by_functions
+from tridal.kernels.function_caches import cached_by_functions
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import Count, direct_launch
 from tridal.runtime.interpreter_mode import int64, interpreting

@@ -101,7 +101,7 @@ class KernelCall:
         lengths += [*layout.jumps, layout.inner if layout.layout == "inner" else layout.cols, *self.addresses]
         outer, inner = layout.rounded
         return Problem(
-            layout.cols, inner, outer, **dtypes, passes=kernel.passes, statistics=len(kernel.statistics),
+            layout.cols, inner, outer, **dtypes, passes=kernel.passes, statistics=len(kernel.computed),
             live_tiles=kernel.live_tiles + len(dtypes["added"]), layout=layout.layout,
             aligned=not any(length % ALIGNMENT for length in lengths),
             scale_mask=self.scale_mask != NO_SCALE_MASK, per_block=bool(kernel.per_block), whole_rows=kernel.whole_rows,
@@ -292,4 +292,4 @@ class KernelCall:
 
 def exchanges(config: KernelConfig, kernel: RowKernel) -> bool:
     """If programs exchange statistics, all of them have to be resident at the same time."""
-    return config.programs_per_row > 1 and bool(kernel.statistics)
+    return config.programs_per_row > 1 and bool(kernel.computed)

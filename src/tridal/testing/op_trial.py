@@ -12,8 +12,9 @@ from typing import Any
 
 from tridal.devices.lock import LOCK
 from tridal.errors import PluginError
+from tridal.kernels.function_caches import cached_by_functions
 from tridal.kernels.function_errors import error_chain
-from tridal.kernels.row_kernel import RowKernel, cached_by_functions
+from tridal.kernels.row_kernel import RowKernel
 from tridal.runtime import compiler
 from tridal.runtime.interpreter_mode import interpreting
 from tridal.runtime.specialization import Specialization

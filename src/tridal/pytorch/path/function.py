@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.devices import registry
 from tridal.errors import PluginError, StreamError
-from tridal.kernels.row_kernel import forget_functions
+from tridal.kernels.function_caches import forget_functions
 from tridal.ops import table
 from tridal.ops.argument_checks import wrong
 from tridal.ops.op import Op

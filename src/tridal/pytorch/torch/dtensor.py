@@ -31,6 +31,8 @@ from tridal.pytorch.path.defined import as_tuple, overload
 from tridal.pytorch.path.op_calls import compute_op
 from tridal.pytorch.path.registered import ON_REGISTER, REGISTERED, Registered, on_dispatch
 from tridal.pytorch.path.shard_keys import RUNS
+from tridal.pytorch.path.state import has_values
+from tridal.pytorch.torch.part_kernels import kernels_of_parts
 from tridal.pytorch.torch.private import all_reduce, below_autograd, needs_dispatcher, spec_and_shard
 from tridal.runtime.row_layout import contiguous_strides
 
@@ -45,7 +47,9 @@ class ShardedReduce(RowReduce):
         self.count, self.rows = math.prod(sizes["column"]), math.prod(sizes["row"])
         self.dim = -1 if rows.dims > 1 else rows.first
         self._mesh, self._placements, self._sizes = main.device_mesh, placements, sizes["column"]
-        self._groups = {a: self._mesh.get_group(a).group_name for a in (*placements.axes, *placements.row_axes)}
+        self._names = {a: self._mesh.get_group(a).group_name for a in (*placements.axes, *placements.row_axes)}
+        self.groups = [(self._names[a], self._mesh.size(a)) for a in placements.axes if self._mesh.size(a) > 1]
+        """The names and the sizes of the process groups over which rows are sharded."""
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
         """Returns the maximum or the sum of each row over all ranks."""
@@ -63,7 +67,7 @@ class ShardedReduce(RowReduce):
 
     def _over(self, axes: Sequence[int], x: torch.Tensor, how: str) -> torch.Tensor:
         for axis in axes:
-            x = all_reduce(x, how, self._groups[axis])
+            x = all_reduce(x, how, self._names[axis])
         return x
 
     def columns(self, x: torch.Tensor) -> torch.Tensor:
@@ -162,9 +166,10 @@ class ShardedCall:
         self._numbers = [named[signature.names[index]] for index in signature.numbers]
         self._op, self._signature, self._mesh = op, signature, mesh
         self._main, self._settings = signature.tensors.index(signature.main), current()
-        by_reference = placements.axes or (placements.row_axes and "number" in (*roles, *results))
-        self._reduce = ShardedReduce(main, rows, placements) if by_reference else None
-        self._of_shards: Callable[..., Results] | None = None
+        exchanges = placements.axes or (placements.row_axes and "number" in (*roles, *results))
+        self._reduce = ShardedReduce(main, rows, placements) if exchanges else None
+        self._by_kernels: tuple[Callable[..., Results] | None] | None = None
+        self._by_reference: Callable[..., Results] | None = None
         self._specs: list[Any] = [None] * len(results)
 
     def __call__(self, *tensors: Any) -> Results:
@@ -176,19 +181,26 @@ class ShardedCall:
             return tuple(None if result is None else self._wrapped(i, result) for i, result in enumerate(found))
 
     def _compute(self, shards: Sequence[Any]) -> Results:
+        if current() is not self._settings:  # the backward may run in another thread than the forward
+            with restored(self._settings):
+                return self._compute(shards)
         signature = self._signature
-        if self._reduce is not None:
-            if RECORDERS:
-                record_torch(signature.name, shards[self._main], "the rows are sharded over ranks")
-            if self._of_shards is None:
-                self._of_shards = row_math.bound(self._op, self._arguments(shards), self._reduce)
-            return self._of_shards(*shards)
-        if needs_dispatcher():  # a mode sees the registered op
-            return as_tuple(overload(signature.name)(*self._arguments(shards).values))
-        if current() is self._settings:
+        if self._reduce is None:
+            if needs_dispatcher():  # a mode sees the registered op
+                return as_tuple(overload(signature.name)(*self._arguments(shards).values))
             return compute_op(self._op, self._arguments(shards))
-        with restored(self._settings):  # the backward may run in another thread than the forward
-            return compute_op(self._op, self._arguments(shards))
+        if has_values(*(shard for shard in shards if shard is not None)):
+            if self._by_kernels is None:
+                given = self._arguments(shards)
+                self._by_kernels = (kernels_of_parts(self._op, given, self._reduce.count, self._reduce.groups),)
+            (run,) = self._by_kernels
+            if run is not None:
+                return run(*shards)
+        if RECORDERS:
+            record_torch(signature.name, shards[self._main], "the rows are sharded over ranks")
+        if self._by_reference is None:
+            self._by_reference = row_math.bound(self._op, self._arguments(shards), self._reduce)
+        return self._by_reference(*shards)
 
     def _arguments(self, shards: Sequence[torch.Tensor | None]) -> Arguments:
         return Arguments.of(self._signature, shards, self._numbers)

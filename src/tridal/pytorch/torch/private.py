@@ -239,6 +239,12 @@ def all_reduce(tensor: torch.Tensor, how: str, group: str) -> torch.Tensor:
     return ops.wait_tensor(ops.all_reduce(tensor, how, group))  # type: ignore[no-any-return]
 
 
+def all_gather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    """Returns the tensors of all ranks of a process group, joined along the first dim."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_gather_into_tensor(tensor, ranks, group))  # type: ignore[no-any-return]
+
+
 def repeatable_backward() -> AbstractContextManager[Any]:
     """Returns a context in which torch.compile does not donate buffers, so that a backward can run repeatedly."""
     from torch._functorch import config
