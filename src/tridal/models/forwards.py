@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import tokenize
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -47,10 +48,10 @@ def definition(function: types.FunctionType) -> ast.FunctionDef | None:
         lines, first = inspect.getsourcelines(function)
         indented = lines[0][:1].isspace()
         tree = ast.parse("if True:\n" * indented + "".join(lines))
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return None
     ast.increment_lineno(tree, first - 1 - indented)
-    (node,) = tree.body[0].body if indented else tree.body  # type: ignore[attr-defined]
+    node, *_ = tree.body[0].body if indented else tree.body  # type: ignore[attr-defined]
     if not isinstance(node, ast.FunctionDef):
         return None
     return node if _is_same(_code(function, node, ()), function.__code__) else None
