@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -12,6 +13,7 @@ from torch.testing import assert_close
 
 import tridal
 from dtensor_checks import ExchangedBytes, check
+from tridal.errors import DTypeError
 
 
 @check
@@ -109,3 +111,5 @@ def ranks_normalize_and_rotate_their_shards(mesh: DeviceMesh) -> None:
             assert_close(found.full_tensor() if isinstance(found, DTensor) else found, exact.detach())
         if number == 0:
             assert results[1][-1].placements == (Partial(),)
+    with pytest.raises(DTypeError, match="query must be a DTensor"):  # FSDP2 has sharded a weight
+        tridal.qk_norm_rotary(given[0], None, distribute_tensor(given[2], mesh, [Shard(0)]), None, angle, angle)

@@ -96,8 +96,10 @@ def qk_norm_rotary(
     check_shapes(given, unsqueeze_dim)
     tensors = tuple(given.values())
     eps = torch.finfo(accumulator(query, key)).eps if eps is None else float(eps)
+    # Under FSDP2, a weight may be distributed alone; then each rank has other tokens, and `call` raises an error.
+    distributed = is_distributed(query, key, cos, sin)
     # A transform hides the placements of its tensors, and the op's reference computes gradients of cos and sin.
-    if is_distributed(*tensors) and (_compiling() or not transforms_active()) and not records_gradient(cos, sin):
+    if distributed and (_compiling() or not transforms_active()) and not records_gradient(cos, sin):
         from tridal.library.rotary.dtensor import rotate_shards
 
         def rotate(query: Tensor, key: Any, cos: Tensor, sin: Tensor, *weights: Any) -> Any:
