@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import tridal
 from pairwise import covering_rows
+from tridal.library.log_probs import functions
 from tridal.library.log_probs import log_probs as of_logits
 from tridal.testing.implementation import implementation
 
@@ -255,3 +256,20 @@ def test_autocast_computes_logits_in_its_dtype_and_results_in_float32(device: to
     for one, other in zip(ours, theirs, strict=True):
         assert one.dtype is torch.float32
         assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("options", [{}, {"return_correct": True}, {"return_entropy": True}], ids=str)
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_known_calls_are_found_by_their_keys(
+    device: torch.device, no_calls: None, options: Any, differentiated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their function is not computed again, whichever of the results it returns."""
+    logits, target = torch.randn(9, 57, device=device).requires_grad_(differentiated), torch.arange(9, device=device)
+    expected = tridal.log_probs(logits, target, **options)
+    monkeypatch.setattr(functions, "_checked_numbers", None)
+    found = tridal.log_probs(logits, target, **options)
+    assert_close(found, expected)
+    results = [result for result in (found if options else (found,)) if result.is_floating_point()]
+    assert all(result.requires_grad is differentiated for result in results)
+    with pytest.raises(TypeError, match="not callable"):
+        tridal.log_probs(logits[:8], target[:8], **options)

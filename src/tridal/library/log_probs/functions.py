@@ -131,8 +131,10 @@ def log_probs(
 
         logits, *tensors = distributed(logits, *rows)
         rows = PerRow(*tensors)
-    if rows.ids is None and rows.mask is None and not return_correct:
-        return call(logits, rows.target, *numbers, results=1 + return_entropy, checked=True)  # type: ignore[no-any-return]
+    if rows.ids is None and rows.mask is None:
+        entropy = (1,) * return_entropy
+        returned: Any = (0, *entropy, 2) if return_correct else 1 + return_entropy
+        return call(logits, rows.target, *numbers, results=returned, checked=True)  # type: ignore[no-any-return]
     rows, index = rows.ignoring(numbers[2])
     numbers = (*numbers[:2], index, *numbers[3:])
     results = rows.results(_of_logits(logits, rows.target, rows.ids, numbers), index)

@@ -34,11 +34,11 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 @functools.partial(private.skip_frames, inlined=True)
 def call_op(
-    op: Op, key: Key | None, given: Sequence[Any], *arguments: Any, results: int = 1,
+    op: Op, key: Key | None, given: Sequence[Any], *arguments: Any, results: int | tuple[int, ...] = 1,
     views: Callable[..., Sequence[Tensor | None]] | None = None, overwrites: bool = False,
     by_torch: Callable[..., Any] | None = None, checked: bool = False,
 ) -> Any:  # fmt: skip
-    """Computes an op. Returns its first result, or a tuple of its first `results`.
+    """Computes an op. Returns its first result, or a tuple of its first `results` or of those with these indices.
 
     The caller has handled `__torch_function__`.
 
@@ -47,7 +47,7 @@ def call_op(
         key: the key of the function's call, with which the new call is stored. None: the arguments give the key.
         given: the tensors of the function.
         arguments: those of the registered op. Its tensors are the given ones, or `views` of them, some of them cast.
-        results: how many results the function returns.
+        results: how many results the function returns, or their indices, of which the last one is the largest.
         views: views(*given) returns the op's tensors before they are cast, if these are not the given ones.
         overwrites: whether a backward that is computed once may overwrite the saved tensors.
         by_torch: by_torch(*given) computes the call instead of the op, because no backend serves the tensors.
@@ -66,7 +66,7 @@ def call_op(
             key = direct_key((op, results), arguments)
             call = None if key is None else CALLS.get(key)
         if key is None and (_compiling() or not is_direct(*(tensor for tensor in given if tensor is not None))):
-            return call_registered(op, arguments, results)
+            return _registered(op, arguments, results)
         if key is None and op.prepares:
             try:
                 key = key_function(op.signature)((op, results), *arguments)
@@ -74,16 +74,16 @@ def call_op(
             except NO_KEY:
                 key = None
     elif is_distributed(*given) and any(a is not b for a, b in zip(bound.tensors, given, strict=False)):
-        return call_registered(op, arguments, results)  # ranks may exchange shards for a view or a cast
+        return _registered(op, arguments, results)  # ranks may exchange shards for a view or a cast
     if call is None:
         call = _new_call(op, key, given, bound, results, views, overwrites, checked)
         if call is None:
-            return call_registered(op, arguments, results)
+            return _registered(op, arguments, results)
     return call.compute(*given)
 
 
 def _new_call(
-    op: Op, key: Key | None, given: Sequence[Any], arguments: Arguments, results: int,
+    op: Op, key: Key | None, given: Sequence[Any], arguments: Arguments, returned: int | tuple[int, ...],
     views: Callable[..., Sequence[Tensor | None]] | None, overwrites: bool, checked: bool,
 ) -> Call | None:  # fmt: skip
     """Returns a new call of a function, and stores it.
@@ -91,7 +91,7 @@ def _new_call(
     Returns None if the op's gradient does not cover all tensors that require one. The registered op then differentiates
     the reference.
     """
-    tensors = arguments.tensors
+    tensors, results = arguments.tensors, returned if isinstance(returned, int) else returned[-1] + 1
     recorded = op.differentiable_results > 0 and records_gradient(*tensors)
     if recorded and not has_gradient(op, arguments):
         return None
@@ -107,6 +107,8 @@ def _new_call(
         call.compute = functools.partial(CallNode.apply, call)
     elif not bare and results < len(op.results):
         call.compute = functools.partial(_run, call.run, results)
+    if not isinstance(returned, int):
+        call.compute = functools.partial(_chosen, call.compute, returned)
     if views is not None or any(casts):
         call.compute = functools.partial(_compute_views, call.compute, views, casts)
     if key is not None and op.prepares:
@@ -153,6 +155,18 @@ def torch_computes(op: str, *tensors: torch.Tensor | None) -> bool:
 
 def _run(run: Callable[..., Results], count: int, *tensors: Tensor | None) -> Any:
     return run(*tensors)[:count]
+
+
+def _chosen(compute: Callable[..., Any], indices: Sequence[int], *tensors: Tensor | None) -> tuple[Any, ...]:
+    results = compute(*tensors)
+    return tuple([results[index] for index in indices])
+
+
+def _registered(op: Op, arguments: Sequence[Any], results: int | tuple[int, ...]) -> Any:
+    if isinstance(results, int):
+        return call_registered(op, arguments, results)
+    found = call_registered(op, arguments, results[-1] + 1)
+    return tuple([found[index] for index in results])
 
 
 def _compute_views(

@@ -77,9 +77,9 @@ def op_function(
     The function has the parameters of the body after `call`. If an earlier call had the same key, the function computes
     the call without the body. Otherwise it handles `__torch_function__` and the argument `stream`, and runs the body.
     The body returns `call(*arguments of the registered op, results=1)`, which checks these arguments, and returns the
-    first result or a tuple of the first ones. `call` also has the arguments `views`, `overwrites`, `by_torch` and
-    `checked` of `tridal.pytorch.call_op`. The body may compute a call in another way, too. Then it runs at each such
-    call.
+    first result, a tuple of the first ones, or those with the indices `results=(0, 2)`. `call` also has the arguments
+    `views`, `overwrites`, `by_torch` and `checked` of `tridal.pytorch.call_op`. The body may compute a call in another
+    way, too. Then it runs at each such call.
 
     A parameter with the name of one of the op's tensors is this tensor. The body passes these tensors to `call`, or
     casts or `views` of them. What it does must depend on nothing but what is in the key of a call, see
