@@ -23,9 +23,10 @@ from tridal_cuda.cooperative import fit_cooperative
 from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 from tridal_cuda.registers import estimate
 from tridal_cuda.single_pass import fit_single_pass
+from tridal_cuda.two_tiles import fit_two_tiles
 from tridal_cuda.whole_row import fit_whole_row
 
-_FITS = (fit_column_sums, fit_single_pass, fit_column_reads, fit_whole_row, fit_cooperative)
+_FITS = (fit_two_tiles, fit_column_sums, fit_single_pass, fit_column_reads, fit_whole_row, fit_cooperative)
 
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig | None = None) -> LaunchPlan:

@@ -67,6 +67,13 @@ NARROW_RELOAD_BYTES = 16 * _KIB  # of a row: from here 32-bit rows have `reload`
 NARROW_RELOAD_BYTES_PER_THREAD = 32  # of all tensors, in these threads
 COLUMN_READS_BYTES_IN_FLIGHT = 128 * _KIB  # with `reload`: the L1 cache holds so many bytes and the numbers per column
 
+# Rows with two tiles. docs/performance-notes.md compares them with one tile: 0.58 to 1.02 of copy become 0.76 to 1.03.
+MIN_PADDING_TWO_TILES = 1 / 4  # of one tile: with less, two tiles are as large
+TWO_TILES_COLS = 4096  # of one tile, at most, without sums: wider rows are loaded again
+# With half as many elements per thread, six kernels of 1,152 columns take 1.06 to 1.44 times as long, and with twice as
+# many 0.95 to 1.16 times (bf16, H200).
+TWO_TILES_ELEMENTS_PER_THREAD = 16
+
 # Inner-dim rows
 INNER_ROWS = 32  # per tile; half as many are enough for long rows
 MAX_INNER_ELEMENTS = 16_384  # per tile; a tile with half of INNER_ROWS can have more

@@ -1,0 +1,68 @@
+"""CUDA plans of rows that fill too little of one tile: which have two, compiled for GPUs that are not present."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tridal
+from tridal.devices.types import KernelConfig
+
+pytest.importorskip("triton")
+
+
+def plan_of(op: str, cols: int, arch: str = "h200", dtype: str = "bf16", **blocks: Any) -> Any:
+    return tridal.plan(131_072, cols, dtype=dtype, op=op, arch=arch, **blocks)
+
+
+@pytest.mark.parametrize(
+    ("op", "cols", "arch", "blocks", "tiles"),
+    [
+        ("layer_norm", 1152, "h200", None, (1024, 128, 2, 1)),
+        ("layer_norm", 1536, "h200", None, (1024, 512, 2, 1)),
+        ("modulated_layer_norm", 1152, "h200", 32, (1024, 128, 2, 1)),
+        ("modulated_rms_norm", 3072, "sm_90", 32, (2048, 1024, 4, 1)),
+        ("rms_norm_backward", 2560, "h200", None, (2048, 512, 4, 3)),
+        ("layer_norm_backward", 1152, "sm_80", None, (1024, 128, 2, 3)),
+        ("rms_norm_backward", 5120, "sm_90", None, (4096, 1024, 8, 3)),
+    ],
+)
+def test_rows_with_much_padding_have_two_tiles(
+    op: str, cols: int, arch: str, blocks: int | None, tiles: tuple[int, ...]
+) -> None:
+    found = plan_of(op, cols, arch, blocks=blocks)
+    config = found.config
+    assert (config.cols, config.rest_cols, config.num_warps, config.num_stages) == tiles
+    assert config.persistent == op.endswith("backward")
+    assert found.resources.spills == 0
+    assert f"tiles of 1 x {config.cols} + {config.rest_cols}:" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("op", "cols", "changed"),
+    [
+        ("rms_norm", 1152, {}),  # one number per column
+        ("layer_norm", 1600, {}),  # two tiles would be as large as one
+        ("layer_norm", 640, {}),  # a tile has several rows
+        ("layer_norm", 5120, {}),  # one tile with `reload`
+        ("layer_norm", 1153, {}),  # unaligned
+        ("layer_norm", 1152, {"arch": "sm_90"}),  # more threads, which reload the row
+        ("layer_norm_backward", 1152, {"dtype": "fp32"}),
+        ("layer_norm_backward", 10_240, {}),  # several programs
+        ("softmax", 1152, {}),
+        ("swiglu", 1152, {}),
+    ],
+)
+def test_other_rows_have_one_tile(op: str, cols: int, changed: dict[str, Any]) -> None:
+    assert plan_of(op, cols, **changed).config.rest_cols == 0
+
+
+def test_two_tiles_have_more_bytes_in_flight_than_one() -> None:
+    gradient = "layer_norm_backward"
+    config = {"schedule": "whole_row", "rows": 1, "cols": 2048, "num_warps": 4, "num_stages": 3}
+    with tridal.use(kernel_configs=[{"kernel": gradient, "dtype": "bf16", "cols": 1152, "config": config}]):
+        one = plan_of(gradient, 1152)
+    assert one.config.rest_cols == 0
+    assert plan_of(gradient, 1152).occupancy > one.occupancy
+    assert KernelConfig(**config).row_cols == 2048
