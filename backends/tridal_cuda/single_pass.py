@@ -63,7 +63,7 @@ def _fit_numbers(problem: GpuProblem) -> Fit | None:
     """Fits a kernel that writes only numbers per row, unless rows have a medium width or are few."""
     rows = tuning.NUMBERS_TILE_BYTES // (problem.tile_cols * problem.bytes_read)
     if rows > 1 and not problem.peel and problem.rows >= tuning.MIN_WAVES * problem.device.cores * rows:
-        rows = next_power_of_2(problem.inner, rows)
+        rows = next_power_of_2(problem.inner, 1 << rows.bit_length() - 1)
         return problem.fit(KernelConfig("whole_row", rows, problem.tile_cols, 1)).with_few_spills()
     # With fewer rows, a program for each of them leaves multiprocessors idle, and `cooperative` is better.
     rows_per_core = problem.rows / problem.device.cores

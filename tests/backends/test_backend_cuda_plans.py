@@ -111,6 +111,9 @@ RELOAD, NO_RELOAD, ONE_SHOT = {"reload": True}, {"reload": False}, {"persistent"
         # a tile has several narrow rows
         *((problem(3, 1_000_000, **kind), "sm_90", {"rows": tuning.NARROW_TILE_ELEMENTS // 4, "cols": 4})
           for kind in (INNER, UNALIGNED)),
+        # three tensors of numbers per row: 682 rows have 4 KiB, and a tile has a power of two
+        (replace(problem(1, 1_000_000, "float16", 3, statistics=1), writes=(), row_writes=("float16",)), "sm_90",
+         {**WHOLE_ROW, "rows": 512}),
     ],
 )  # fmt: skip
 def test_decision(problem: Problem, arch: str, expected: dict[str, Any]) -> None:
