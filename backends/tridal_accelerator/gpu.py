@@ -120,10 +120,11 @@ class Compiled:
         """
         config, problem, device, spills = self.config, self.problem, self.problem.device, self.resources.spills
         spilled = f"; {spills} bytes per thread are spilled" if spills else ""
+        columns = f"{config.cols} + {config.rest_cols}" if config.rest_cols else config.cols
         reason = (
             f"occupancy {self.occupancy} = {self.formula}; {device.cores} {device.core_name}s x {self.occupancy} = "
             f"{self.resident} resident programs; {problem.rows} rows in {tiles} tiles of "
-            f"{config.rows} x {config.cols}: {explanation}{spilled}"
+            f"{config.rows} x {columns}: {explanation}{spilled}"
         )
         return LaunchPlan(config, programs, reason, self.occupancy, self.resources)
 

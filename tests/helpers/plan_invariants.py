@@ -81,14 +81,15 @@ def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> 
             assert problem.accumulator == 4, "float64 statistics do not fit in one word"
     else:
         assert config.programs_per_row == 1
-        assert config.schedule == "column_loop" or config.cols >= cols_in_tiles
+        assert config.schedule == "column_loop" or config.row_cols >= cols_in_tiles
     assert config.persistent == (plan.programs is not None)
     assert 1 <= launched <= MAX_PROGRAMS
     assert not problem.column_writes or config.persistent, "each program writes a row of partial sums"
     tiles = problem.tiles(config.rows) if device.target and device.target[0] == "hip" else tiles
     assert f"occupancy {plan.occupancy} = min(" in plan.reason
     assert f"{device.cores} {device.core_name}s x {plan.occupancy} = {resident} resident programs" in plan.reason
-    assert f"{problem.rows} rows in {tiles} tiles of {config.rows} x {config.cols}: " in plan.reason
+    columns = f"{config.cols} + {config.rest_cols}" if config.rest_cols else config.cols
+    assert f"{problem.rows} rows in {tiles} tiles of {config.rows} x {columns}: " in plan.reason
     assert (f"{used.spills} bytes per thread are spilled" in plan.reason) == (used.spills > 0)
 
 
