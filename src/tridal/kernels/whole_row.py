@@ -227,7 +227,8 @@ def outputs_in_chunks(w: Writer) -> None:
     p, used, area = w.plan, w.plan.used(*OUTPUTS), w.plan.chunk
     cols = p.cols // CHUNKS
     with w(f"for chunk in tl.static_range(0, {CHUNKS}):"):
-        w.bounds(f"(rank * {CHUNKS} + chunk) * {cols}" if p.rank else f"chunk * {cols}", used, area, cols, head=False)
+        number = f"(rank * {CHUNKS} + chunk)" if p.rank else "chunk"
+        w.bounds(times(number, str(cols)), used, area, cols, head=False)
         w.load(area, used, "evict_first")
         w.load_columns(used, [area])
         w.store(area, stream=True)
