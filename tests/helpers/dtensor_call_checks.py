@@ -130,13 +130,15 @@ def a_mode_sees_a_known_call(mesh: DeviceMesh) -> None:
             names.append((str(func), distributed))
             return NotImplemented if distributed else func(*args, **(kwargs or {}))
 
-    for placement, wanted in ((Shard(0), "tridal.softmax.default"), (Shard(1), "_c10d_functional.all_reduce.default")):
+    exchanges = {f"_c10d_functional.{name}.default" for name in ("all_reduce", "all_gather_into_tensor")}
+    for placement, wanted in ((Shard(0), {"tridal.softmax.default"}), (Shard(1), exchanges)):
         x, names = distribute_tensor(torch.randn(4, 6), mesh, [placement]), list[tuple[str, bool]]()
         expected: Any = tridal.softmax(x)
         with Seen():
             y: Any = tridal.softmax(x)
-        assert {("tridal.softmax.default", True), (wanted, False)} <= {*names}
-        assert_close(y.to_local(), expected.to_local())  # torch's ops compute sharded rows in modes
+        assert ("tridal.softmax.default", True) in names
+        assert any((name, False) in names for name in wanted)
+        assert torch.equal(y.to_local(), expected.to_local())
 
 
 @check

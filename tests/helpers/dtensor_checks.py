@@ -113,6 +113,8 @@ def sharded_rows_exchange_statistics_only(mesh: DeviceMesh) -> None:
         "modulated_rms_norm": (1, 1), "modulated_layer_norm": (2, 2),
         "gated_modulated_rms_norm": (1, 1), "gated_modulated_layer_norm": (2, 2),
     }  # fmt: skip
+    if tridal.devices.registry.serving(mesh.device_type, tridal.devices.settings.current()) is not None:
+        numbers |= {"logsumexp": (2, 0)}  # the kernel of the gradient reads the result
     for name, sample in (OPS | {"dim 0": SAMPLES["softmax of dim 0"]}).items():
         if sample.op.steps is None:
             dim = sample.dim % 2

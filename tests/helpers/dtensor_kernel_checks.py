@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -13,11 +14,11 @@ from torch.testing import assert_close
 
 import tridal
 from dtensor_call_checks import step
-from dtensor_checks import check, row_dim
+from dtensor_checks import ExchangedBytes, check, row_dim
 from op_samples import OPS, SAMPLES
 from tridal.devices import registry
 from tridal.ops.row_parts import row_parts
-from tridal.pytorch.torch import part_kernels, private
+from tridal.pytorch.torch import private
 
 
 def served(mesh: DeviceMesh) -> bool:
@@ -26,7 +27,6 @@ def served(mesh: DeviceMesh) -> bool:
 
 @check
 def kernels_of_parts_equal_torch(mesh: DeviceMesh) -> None:
-    """No mode is active, unlike in checks that count bytes."""
     samples = [sample for sample in OPS.values() if sample.op.arguments[0].role == "element"]
     for sample, cols in itertools.product((*samples, SAMPLES["softmax of dim 0"]), (6, 13, mesh.size() - 1)):
         torch.manual_seed(0)
@@ -60,11 +60,22 @@ def kernels_exchange_statistics_once(mesh: DeviceMesh) -> None:
 
     def all_gather(tensor: torch.Tensor, *group: Any) -> torch.Tensor:
         gathered.append(tuple(tensor.shape))
-        return private.all_gather(tensor, *group)
+        return exchange(tensor, *group)
 
-    with patch.object(part_kernels, "all_gather", all_gather):
+    exchange = private.all_gather
+    with patch.object(private, "all_gather", all_gather):
         step(sample, sample.leaves(5, 8), mesh, Shard(1))
     assert gathered == ([(2, 5), (1, 5)] if served(mesh) else [])
+
+
+@check
+def a_mode_on_one_rank_changes_no_exchange(mesh: DeviceMesh) -> None:
+    """A profiler of one rank may be a mode, for example."""
+    whole = torch.randn(4, 6)
+    for sample in (SAMPLES["softmax of dim -1"], OPS["rms_norm"]):
+        with ExchangedBytes() if mesh.get_rank() else nullcontext():
+            y: Any = sample.ours(distribute_tensor(whole, mesh, [Shard(1)]))
+        assert_close(y.full_tensor(), sample.theirs(whole))
 
 
 @check

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import NamedTuple
 
+from tridal.kernels.function_caches import cached_by_functions
 from tridal.kernels.op_functions import triton_functions
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.arguments import Result, per_row
@@ -25,7 +25,7 @@ class RowParts(NamedTuple):
     """It also takes the statistics of each part, in the order of the parts."""
 
 
-@functools.lru_cache(maxsize=256)
+@cached_by_functions
 def row_parts(op: Op, signature: Signature, parts: int) -> RowParts | None:
     """Returns the launches of an op or of its gradient, or None if its kernel needs whole rows.
 

@@ -31,8 +31,7 @@ from tridal.pytorch.path.defined import as_tuple, overload
 from tridal.pytorch.path.op_calls import compute_op
 from tridal.pytorch.path.registered import ON_REGISTER, REGISTERED, Registered, on_dispatch
 from tridal.pytorch.path.shard_keys import RUNS
-from tridal.pytorch.path.state import has_values
-from tridal.pytorch.torch.part_kernels import kernels_of_parts
+from tridal.pytorch.torch.part_kernels import kernels_of_parts, traced
 from tridal.pytorch.torch.private import all_reduce, below_autograd, needs_dispatcher, spec_and_shard
 from tridal.runtime.row_layout import contiguous_strides
 
@@ -189,7 +188,7 @@ class ShardedCall:
             if needs_dispatcher():  # a mode sees the registered op
                 return as_tuple(overload(signature.name)(*self._arguments(shards).values))
             return compute_op(self._op, self._arguments(shards))
-        if has_values(*(shard for shard in shards if shard is not None)):
+        if not traced(shards):
             if self._by_kernels is None:
                 given = self._arguments(shards)
                 self._by_kernels = (kernels_of_parts(self._op, given, self._reduce.count, self._reduce.groups),)

@@ -15,7 +15,8 @@ from tridal.pytorch.device_context import backend_computes, device_context
 from tridal.pytorch.path.call import CALLS, Results, store
 from tridal.pytorch.path.keys import key_function, most_rows
 from tridal.pytorch.path.op_calls import call_by_kernels
-from tridal.pytorch.torch.private import all_gather
+from tridal.pytorch.path.state import is_plain
+from tridal.pytorch.torch import private
 
 Groups = Sequence[tuple[str, int]]
 """The names and the sizes of process groups."""
@@ -50,10 +51,19 @@ def kernels_of_parts(op: Op, shards: Arguments, columns: int, groups: Groups) ->
     def run(*tensors: Any) -> Results:
         gathered = torch.stack(reduce(*(tensors[i] for i in kept)))  # type: ignore[arg-type]
         for group, size in groups:
-            gathered = all_gather(gathered, size, group)
+            gathered = private.all_gather(gathered, size, group)
         return compute(*tensors, *gathered.unbind())
 
     return run
+
+
+def traced(shards: Sequence[Any]) -> bool:
+    """Returns whether torch has to see the ops of a call, which kernels hide.
+
+    Modes that only observe ops may differ between the ranks, which have to exchange the same.
+    """
+    plain = all(shard is None or is_plain(shard) for shard in shards)
+    return not plain or private.traces() or private.transforms_active() or private.tracing_state() is not None
 
 
 def _all_have_columns(columns: int, groups: Groups) -> bool:

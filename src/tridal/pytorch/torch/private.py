@@ -81,6 +81,20 @@ def needs_dispatcher() -> bool:
     return transforms_active() or dispatch_modes() != 0 or forward_ad_level() >= 0 or tracing_state() is not None
 
 
+_get_mode = _item("torch._C._get_dispatch_mode")
+_ModeKey = _item("torch._C._TorchDispatchModeKey")
+
+
+def traces() -> bool:
+    """Returns whether a mode traces the ops of this thread, or computes them without values. Other modes observe them.
+
+    If the modes are unknown, each one may trace.
+    """
+    if None in (_get_mode, _ModeKey):
+        return dispatch_modes() != 0
+    return any(_get_mode(key) is not None for key in (_ModeKey.FAKE, _ModeKey.FUNCTIONAL, _ModeKey.PROXY))
+
+
 _UNKNOWN_HOOK = {0: None}
 GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     _item("torch.nn.modules.module._global_forward_hooks", _UNKNOWN_HOOK),
