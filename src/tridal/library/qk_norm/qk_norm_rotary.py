@@ -7,7 +7,6 @@ memory, and a saved number per row would cost more than the sum of elements that
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -218,8 +217,7 @@ def _weight_gradient_result(name: str) -> Result:
     def needs(named: Named) -> bool:
         return named[weight] is not None and named[f"{name}_grad"] is not None
 
-    new: Callable[[Named], Tensor] = lambda named: torch.empty_like(named[weight])  # noqa: E731
-    return Result(weight, "whole", needs=needs, new=new)
+    return Result(weight, "whole", needs=needs, new=lambda named: torch.empty_like(named[weight]))
 
 
 _OPTIONS = (
