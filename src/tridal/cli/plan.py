@@ -91,8 +91,8 @@ def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: Kern
     """Formats the plan with its backend and device as a table for the terminal."""
     config, resources = launch_plan.config, launch_plan.resources
     cores = count(properties.cores, properties.core_name)
-    parts = [f"{count(config.rows, 'row')} x {count(config.cols, 'column')} per tile"]
-    parts += [f"{count(config.rest_cols, 'column')} per tile with the rest of a row"] * bool(config.rest_cols)
+    first = f"{config.cols:,} + " * bool(config.rest_cols)
+    parts = [f"{count(config.rows, 'row')} x {first}{count(config.rest_cols or config.cols, 'column')} per tile"]
     parts += [count(config.num_warps, "warp"), count(config.num_stages, "stage")]
     parts += [f"{config.programs_per_row} programs per row"] * (config.programs_per_row > 1)
     parts += ["peels unaligned heads and tails"] * config.peel
