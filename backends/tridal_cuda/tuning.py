@@ -35,9 +35,8 @@ SUMS_TILE_ELEMENTS, SUMS_ROWS, SUMS_NARROW_ROWS = 2048, 4, 32  # at most, of sev
 SUMS_NARROW_COLS = 256  # rows of at most so many columns have fewer stages, and in 16-bit dtypes fewer threads
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
 # Threads of a tile with so much padding have FEW_ELEMENTS_PER_THREAD. Shares of copy with 16 (32), H200: RMSNorm fp32
-# 2560 columns 0.83 (0.96), 3072 0.89 (0.96), bf16 1152 0.84 (0.87); LayerNorm bf16 768 0.85 (0.92), 1152 0.72 (0.81),
-# 2560 0.75 (0.80). fp32 loses 2% at most: RMSNorm 1280 0.98 (0.96). Wider tiles gain 1 to 3% only, and some kernels
-# spill.
+# 2560 columns 0.83 (0.96), 3072 0.89 (0.96), but 1280 0.98 (0.96); LayerNorm bf16 768 0.85 (0.92). In tiles of 8,192
+# columns, some kernels spill.
 SUMS_PADDING, SUMS_PADDED_COLS = 1 / 4, 4096
 # Unaligned rows are loaded element by element. Shares of copy of a gradient of RMSNorm with the tiles of aligned rows
 # (with these constants), H200, fp32: 1537 columns 0.74 (0.88), 2049 0.56 (0.83), 4097 0.50 (0.84), 12289 0.78 (0.85),
