@@ -32,6 +32,9 @@ ON_PAGES = {
     ("modulated_layer_norm", "h200"): "norms.md#modulated-norms",
     ("modulated_rms_norm", "h200"): "norms.md#modulated-norms",
     ("gated_modulated_layer_norm", "h200"): "norms.md#modulated-norms",
+    ("gated_modulated_rms_norm", "h200"): "performance-notes.md#two-tiles",
+    ("route_top_k", "h200"): "router.md#kernels",
+    ("qk_norm_rotary", "h200"): "rotary.md#norm-of-query-and-key",
 }
 """The sections with measurements of an op on a GPU that have no results.json."""
 
