@@ -68,10 +68,14 @@ COLUMN_READS_BYTES_IN_FLIGHT = 128 * _KIB  # with `reload`: the L1 cache holds s
 
 # Rows with two tiles. docs/performance-notes.md compares them with one tile: 0.58 to 1.02 of copy become 0.76 to 1.03.
 MIN_PADDING_TWO_TILES = 1 / 4  # of one tile: with less, two tiles are as large
-TWO_TILES_COLS = 4096  # of one tile, at most, without sums: wider rows are loaded again
-# With half as many elements per thread, six kernels of 1,152 columns take 1.06 to 1.44 times as long, and with twice as
-# many 0.95 to 1.16 times (bf16, H200).
+TWO_TILES_COLS = 4096  # of one tile, at most, for kernels without sums that read several tensors
+# With half as many elements of the first tile per thread, six kernels of 1,152 columns take 1.06 to 1.44 times as long,
+# and with twice as many 0.95 to 1.16 times (bf16, H200).
 TWO_TILES_ELEMENTS_PER_THREAD = 16
+# From this size of the first tile, kernels without sums that read one tensor have `reload` and twice as many elements
+# per thread. Share of copy (without, with), bf16, H200: modulated LayerNorm 2560 columns 0.87 (0.91), 5120 0.82 (0.86),
+# modulated RMSNorm 3072 0.83 (0.87), LayerNorm 2560 0.92 (0.98), but modulated LayerNorm 1536 0.87 (0.81).
+TWO_TILES_RELOAD_COLS = 2048
 
 # Inner-dim rows
 INNER_ROWS = 32  # per tile; half as many are enough for long rows

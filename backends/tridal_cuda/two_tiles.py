@@ -16,17 +16,18 @@ def fit_two_tiles(problem: GpuProblem) -> Fit | None:
     if problem.layout != "row" or not problem.aligned or problem.itemsize > 2 or problem.whole_rows:
         return None
     cols, sums = problem.tile_cols, bool(problem.column_writes)
-    most = tuning.SUMS_WHOLE_ROW_COLS if sums else tuning.TWO_TILES_COLS
+    one_tensor = not sums and not problem.reads_several
+    most = tuning.SUMS_WHOLE_ROW_COLS if sums or one_tensor else tuning.TWO_TILES_COLS
     if not tuning.NARROW_TILE_ELEMENTS < cols <= most or problem.cols > (1 - tuning.MIN_PADDING_TWO_TILES) * cols:
         return None
     if not (sums or _needs_registers(problem)):
         return None
     first, stages = cols // 2, tuning.SUMS_STAGES if sums else 1
     rest = next_power_of_2(problem.cols - first)
-    warps = warps_for(first + rest, tuning.TWO_TILES_ELEMENTS_PER_THREAD)
-    fitted = problem.fit(
-        KernelConfig("whole_row", 1, first, warps, stages, persistent=sums, rest_cols=rest)
-    ).with_few_spills()
+    reload = one_tensor and problem.has_large_l1 and first >= tuning.TWO_TILES_RELOAD_COLS
+    warps = warps_for(first, (2 if reload else 1) * tuning.TWO_TILES_ELEMENTS_PER_THREAD)
+    config = KernelConfig("whole_row", 1, first, warps, stages, persistent=sums, reload=reload, rest_cols=rest)
+    fitted = problem.fit(config).with_few_spills()
     return fitted if fitted.usable else None
 
 
