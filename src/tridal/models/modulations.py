@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ from tridal.models.forwards import decorated
 from tridal.models.modulation_source import used_norms, with_function
 from tridal.models.norms import NormForm, is_plain
 from tridal.models.reads import Form, Recorder, names_in, own_forward
-from tridal.models.replacements import Replacement, base_of, class_name, is_called, is_patched
+from tridal.models.replacements import Rewritten, base_of, class_name, is_called
 
 Tensor = torch.Tensor
 _MODULATED: Mapping[str, Any] = {"layer_norm": modulated_layer_norm, "rms_norm": modulated_rms_norm}
@@ -96,16 +95,11 @@ class ModulationForm(Form):
         return "; ".join(f"{function} for {', '.join(modules)}" for function, modules in names.items())
 
 
-class Modulated(Replacement):
+class Modulated(Rewritten):
     """A forward with modulations. The form says which norms are modulated."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the outputs of the class's forward. A compiler gets the code of the class, which it fuses."""
-        forward: Any = super().forward  # type: ignore[misc]
-        plain = self._tridal_form is None or not isinstance(forward, types.MethodType)
-        if plain or torch.compiler.is_dynamo_compiling() or is_patched(self):
-            return forward(*args, **kwargs)
-        return _with_ours(forward.__func__, tuple(self._tridal_form.norms))(self, *args, **kwargs)
+    def _tridal_rewritten(self, forward: Any) -> Any:
+        return _with_ours(forward, tuple(self._tridal_form.norms))
 
 
 def _compute(module: Any, name: str, x: Any, scale: Any, shift: Any) -> Any:

@@ -132,7 +132,7 @@ def restore(module: torch.nn.Module) -> None:
         for name in [name for name in module.__dict__ if name.startswith("_tridal_")]:
             del module.__dict__[name]
         kind, *bases = type(module).__bases__
-        if kind.__bases__ == (Replacement,):  # the class is that of `replaced_class`
+        if issubclass(kind, Replacement) and not issubclass(kind, torch.nn.Module):  # that of `replaced_class`
             (module.__class__,) = bases
 
 
@@ -162,3 +162,19 @@ class Layer(Replacement):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         result = form.compute(self, *args)
         return result if result is not None else super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+class Rewritten(Replacement):
+    """The forward of a module that runs the code of its class, in which tridal computes a part."""
+
+    def _tridal_rewritten(self, forward: Any) -> Any:
+        """Returns the forward of the class with tridal's part."""
+        raise NotImplementedError
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the outputs of the class's forward. A compiler gets the code of the class, which it fuses."""
+        forward: Any = super().forward  # type: ignore[misc]
+        plain = self._tridal_form is None or not isinstance(forward, types.MethodType)
+        if plain or torch.compiler.is_dynamo_compiling() or is_patched(self):
+            return forward(*args, **kwargs)
+        return self._tridal_rewritten(forward.__func__)(self, *args, **kwargs)

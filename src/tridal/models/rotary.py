@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import types
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from tridal.library.rotary.functions import rotary_embedding
 from tridal.models.comparison import attempt, isolated
 from tridal.models.forwards import copy_function, decorated
 from tridal.models.reads import names_in, own_forward
-from tridal.models.replacements import Replacement, is_patched, torch_computes
+from tridal.models.replacements import Rewritten, torch_computes
 from tridal.models.rotary_comparison import RotaryForm, Rotate, compare, parameters_of
 
 Tensor = torch.Tensor
@@ -33,16 +32,11 @@ METHOD = re.compile("^_*apply_", re.IGNORECASE)
 KIND = "rotary embedding"
 
 
-class Attention(Replacement):
+class Attention(Rewritten):
     """The forward of an attention module with rotary embedding. The form says which function tridal replaces."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the outputs of the class's forward. A compiler gets the function of the class, which it fuses."""
-        forward: Any = super().forward  # type: ignore[misc]
-        plain = self._tridal_form is None or not isinstance(forward, types.MethodType)
-        if plain or torch.compiler.is_dynamo_compiling() or is_patched(self):
-            return forward(*args, **kwargs)
-        return _with_ours(forward.__func__, self._tridal_form)(self, *args, **kwargs)
+    def _tridal_rewritten(self, forward: Any) -> Any:
+        return _with_ours(forward, self._tridal_form)
 
 
 def function_name(module: torch.nn.Module) -> str | None:

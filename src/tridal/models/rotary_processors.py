@@ -21,7 +21,7 @@ import torch
 from tridal.models.comparison import attempt, isolated
 from tridal.models.forwards import compiled, copy_function, decorated, definition
 from tridal.models.reads import Form, names_in, own_forward
-from tridal.models.replacements import Replacement, is_patched
+from tridal.models.replacements import Rewritten
 from tridal.models.rotary import KIND, Names, called_by, rotate_as
 from tridal.models.rotary_comparison import RotaryForm, Rotate, compare
 
@@ -43,16 +43,11 @@ class ProcessorForm(Form):
         return "; ".join(dict.fromkeys(map(str, self.forms.values())))
 
 
-class Processed(Replacement):
+class Processed(Rewritten):
     """The forward of an attention module whose processor computes it."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the outputs of the class's forward. A compiler gets the code of the class, which it fuses."""
-        forward: Any = super().forward  # type: ignore[misc]
-        plain = self._tridal_form is None or not isinstance(forward, types.MethodType)
-        if plain or torch.compiler.is_dynamo_compiling() or is_patched(self):
-            return forward(*args, **kwargs)
-        return _with_processor(forward.__func__)(self, *args, **kwargs)
+    def _tridal_rewritten(self, forward: Any) -> Any:
+        return _with_processor(forward)
 
 
 def function_name(module: torch.nn.Module) -> str | None:
