@@ -33,6 +33,11 @@ class GpuProblem(DeviceProblem):
         return len(self.reads) > 1
 
     @property
+    def padded(self) -> bool:
+        """Whether much of a tile that holds a whole row is padding."""
+        return self.cols <= (1 - tuning.MUCH_PADDING) * self.tile_cols
+
+    @property
     def bytes_per_tensor(self) -> int:
         """Bytes of one tensor of the widest dtype that is read or written."""
         return self.rows * self.cols * self.itemsize

@@ -22,6 +22,7 @@ FEW_ELEMENTS_PER_THREAD = 32  # for narrow rows, and where two tensors are read
 MANY_ELEMENTS_PER_THREAD = 64  # for wide rows of one tensor
 RELOAD_ELEMENTS_PER_THREAD = 128  # for `reload`, which keeps no elements in registers between passes
 LARGE_L1 = 200_000  # if the shared memory is larger than this, the L1 cache is large enough for `reload`
+MUCH_PADDING = 1 / 4  # share of a tile; with less, two tiles are as large as one
 MAX_SPILL = 64  # a plan spills more only if no other plan that was tried spills less
 MAX_HALVINGS = 2  # of the elements per thread, to spill less
 MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
@@ -34,10 +35,10 @@ SUMS_WIDE_COLS = 65_536  # wider rows have blocks of SUMS_MAX_BLOCK_COLS
 SUMS_TILE_ELEMENTS, SUMS_ROWS, SUMS_NARROW_ROWS = 2048, 4, 32  # at most, of several narrow rows
 SUMS_NARROW_COLS = 256  # rows of at most so many columns have fewer stages, and in 16-bit dtypes fewer threads
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
-# Threads of a tile with so much padding have FEW_ELEMENTS_PER_THREAD. Shares of copy with 16 (32), H200: RMSNorm fp32
-# 2560 columns 0.83 (0.96), 3072 0.89 (0.96), but 1280 0.98 (0.96); LayerNorm bf16 768 0.85 (0.92). In tiles of 8,192
-# columns, some kernels spill.
-SUMS_PADDING, SUMS_PADDED_COLS = 1 / 4, 4096
+# Threads of a tile of at most so many columns with MUCH_PADDING have FEW_ELEMENTS_PER_THREAD. Shares of copy with 16
+# (32), H200: RMSNorm fp32 2560 columns 0.83 (0.96), 3072 0.89 (0.96), but 1280 0.98 (0.96); LayerNorm bf16 768 0.85
+# (0.92). In tiles of 8,192 columns, some kernels spill.
+SUMS_PADDED_COLS = 4096
 # Unaligned rows are loaded element by element. Shares of copy of a gradient of RMSNorm with the tiles of aligned rows
 # (with these constants), H200, fp32: 1537 columns 0.74 (0.88), 2049 0.56 (0.83), 4097 0.50 (0.84), 12289 0.78 (0.85),
 # but 781 0.81 (0.76). With blocks of 1,024 columns and two warps, 4097 columns have 0.48 (0.55) in bf16 and 0.80 (0.84)
@@ -67,7 +68,6 @@ NARROW_RELOAD_BYTES_PER_THREAD = 32  # of all tensors, in these threads
 COLUMN_READS_BYTES_IN_FLIGHT = 128 * _KIB  # with `reload`: the L1 cache holds so many bytes and the numbers per column
 
 # Rows with two tiles. docs/performance-notes.md compares them with one tile: 0.58 to 1.02 of copy become 0.76 to 1.03.
-MIN_PADDING_TWO_TILES = 1 / 4  # of one tile: with less, two tiles are as large
 TWO_TILES_COLS = 4096  # of one tile, at most, for kernels without sums that read several tensors
 # With half as many elements of the first tile per thread, six kernels of 1,152 columns take 1.06 to 1.44 times as long,
 # and with twice as many 0.95 to 1.16 times (bf16, H200).

@@ -18,7 +18,7 @@ def fit_two_tiles(problem: GpuProblem) -> Fit | None:
     cols, sums = problem.tile_cols, bool(problem.column_writes)
     one_tensor = not sums and not problem.reads_several
     most = tuning.SUMS_WHOLE_ROW_COLS if sums or one_tensor else tuning.TWO_TILES_COLS
-    if not tuning.NARROW_TILE_ELEMENTS < cols <= most or problem.cols > (1 - tuning.MIN_PADDING_TWO_TILES) * cols:
+    if not tuning.NARROW_TILE_ELEMENTS < cols <= most or not problem.padded:
         return None
     if not (sums or _needs_registers(problem)):
         return None
