@@ -7,21 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 
 from tridal.library.qk_norm.qk_norm_rotary import NAME, QK_NORM_ROTARY, check_shapes
-from tridal.ops import accumulator, check_bool, check_choice, check_floating, check_number, compute
-from tridal.pytorch import (
-    check_tensors,
-    is_distributed,
-    op_function,
-    records_gradient,
-    torch_computes,
-    transforms_active,
-)
+from tridal.library.rotary.functions import check_rotated, in_shards
+from tridal.ops import accumulator, check_bool, check_number, compute
+from tridal.pytorch import op_function, torch_computes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Tensor = torch.Tensor
-_compiling = torch.compiler.is_dynamo_compiling
 
 
 class _Options(TypedDict, total=False):
@@ -84,22 +77,16 @@ def qk_norm_rotary(
     given = {
         "query": query, "key": key, "query_weight": query_weight, "key_weight": key_weight, "cos": cos, "sin": sin,
     }  # fmt: skip
-    check_tensors(QK_NORM_ROTARY.signature, **given)
-    for name, tensor in given.items():
-        if tensor is not None:
-            check_floating(NAME, name, tensor)
+    check_rotated(QK_NORM_ROTARY, given, unsqueeze_dim)
     if eps is not None:
         check_number(NAME, "eps", eps)
     check_number(NAME, "weight_offset", weight_offset)
-    check_choice(NAME, "unsqueeze_dim", unsqueeze_dim, (0, 1) if query.dim() == 3 else (1, 2))
     check_bool(NAME, "interleaved", interleaved)
     check_shapes(given, unsqueeze_dim)
     tensors = tuple(given.values())
     eps = torch.finfo(accumulator(query, key)).eps if eps is None else float(eps)
     # Under FSDP2, a weight may be distributed alone; then each rank has other tokens, and `call` raises an error.
-    distributed = is_distributed(query, key, cos, sin)
-    # A transform hides the placements of its tensors, and the op's reference computes gradients of cos and sin.
-    if distributed and (_compiling() or not transforms_active()) and not records_gradient(cos, sin):
+    if in_shards(query, key, cos, sin):
         from tridal.library.rotary.dtensor import rotate_shards
 
         def rotate(query: Tensor, key: Any, cos: Tensor, sin: Tensor, *weights: Any) -> Any:

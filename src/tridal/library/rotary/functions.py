@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 
 from tridal.library.rotary.rotary import NAME, ROTARY_EMBEDDING, check_shapes
-from tridal.ops import check_bool, check_choice, check_floating, compute, wrong
+from tridal.ops import Op, check_bool, check_choice, check_floating, compute, wrong
 from tridal.pytorch import (
     check_tensors,
     is_distributed,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Tensor = torch.Tensor
-_compiling = torch.compiler.is_dynamo_compiling
 
 
 class _Options(TypedDict, total=False):
@@ -84,11 +84,7 @@ def rotary_embedding(
         tensor([[[[-2., -3.,  0.,  1.]]]])
     """
     given = {"query": query, "key": key, "cos": cos, "sin": sin}
-    check_tensors(ROTARY_EMBEDDING.signature, **given)
-    for name, tensor in given.items():
-        if tensor is not None:
-            check_floating(NAME, name, tensor)
-    check_choice(NAME, "unsqueeze_dim", unsqueeze_dim, (0, 1) if query.dim() == 3 else (1, 2))
+    check_rotated(ROTARY_EMBEDDING, given, unsqueeze_dim)
     check_choice(NAME, "casting", casting, (None, "transformers"))
     flags = {"keep_dtype": keep_dtype, "interleaved": interleaved, "to_halves": to_halves}
     for name, flag in flags.items():
@@ -97,8 +93,7 @@ def rotary_embedding(
         _check_size(query, rotary_dim)
     check_shapes(given, unsqueeze_dim, rotary_dim)
     tensors = tuple(given.values())
-    # A transform hides the placements of its tensors, and the op's reference computes gradients of cos and sin.
-    if is_distributed(*tensors) and (_compiling() or not transforms_active()) and not records_gradient(cos, sin):
+    if in_shards(query, key, cos, sin):
         from tridal.library.rotary.dtensor import rotate_shards
 
         options: dict[str, Any] = {
@@ -113,6 +108,25 @@ def rotary_embedding(
         results = compute(ROTARY_EMBEDDING, *arguments)
         return results[0] if key is None else results  # type: ignore[return-value]
     return call(*arguments, results=1 if key is None else 2, checked=True)  # type: ignore[no-any-return]
+
+
+def check_rotated(op: Op, given: Mapping[str, Any], unsqueeze_dim: int) -> None:
+    """Checks the tensors of a call by name, query first, and the dim of the heads."""
+    check_tensors(op.signature, **given)
+    for name, tensor in given.items():
+        if tensor is not None:
+            check_floating(op.name, name, tensor)
+    check_choice(op.name, "unsqueeze_dim", unsqueeze_dim, (0, 1) if given["query"].dim() == 3 else (1, 2))
+
+
+def in_shards(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
+    """Returns whether ranks compute their shards of a call.
+
+    A transform hides the placements of its tensors, and the op's reference computes gradients of cos and sin.
+    """
+    if not is_distributed(query, key, cos, sin) or records_gradient(cos, sin):
+        return False
+    return torch.compiler.is_dynamo_compiling() or not transforms_active()
 
 
 def _check_size(query: Tensor, rotary_dim: int) -> None:

@@ -79,15 +79,19 @@ def product(
 
 
 @triton.jit
+def _gradient(dn, x, weight, inverse_rms, weight_offset, dot, count, AXIS: tl.constexpr):
+    """Returns the gradient of an element of a pair from that of n."""
+    return _rms_norm_gradient(dn, x, weight, inverse_rms, weight_offset, dot * inverse_rms, 2.0 * count, AXIS=AXIS)
+
+
+@triton.jit
 def first_gradient(
     first, cos_first, sin_second, dy_first, dy_second, first_weight, inverse_rms, weight_offset, dot, count,
     AXIS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the first elements."""
     dn = _dn_first(dy_first, dy_second, cos_first, sin_second)
-    return _rms_norm_gradient(
-        dn, first, first_weight, inverse_rms, weight_offset, dot * inverse_rms, 2.0 * count, AXIS=AXIS
-    )
+    return _gradient(dn, first, first_weight, inverse_rms, weight_offset, dot, count, AXIS)
 
 
 @triton.jit
@@ -97,9 +101,7 @@ def second_gradient(
 ):  # fmt: skip
     """The gradient of the second elements."""
     dn = _dn_second(dy_first, dy_second, cos_second, sin_first)
-    return _rms_norm_gradient(
-        dn, second, second_weight, inverse_rms, weight_offset, dot * inverse_rms, 2.0 * count, AXIS=AXIS
-    )
+    return _gradient(dn, second, second_weight, inverse_rms, weight_offset, dot, count, AXIS)
 
 
 @triton.jit
