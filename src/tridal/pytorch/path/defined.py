@@ -35,14 +35,16 @@ def as_tuple(results: Any) -> Results:
     return (results,) if isinstance(results, torch.Tensor) else results
 
 
-def first(results: Results, count: int) -> Any:
-    """The only result if `count` is one, else a tuple of the first `count` results."""
-    return results[0] if count == 1 else results[:count]
+def picked(results: Results, wanted: int | tuple[int, ...]) -> Any:
+    """Returns the only result if one is wanted, else a tuple of the first ones, or of those with the wanted indices."""
+    if isinstance(wanted, tuple):
+        return tuple([results[index] for index in wanted])
+    return results[0] if wanted == 1 else results[:wanted]
 
 
-def call_registered(op: Op, arguments: Sequence[Any], results: int) -> Any:
-    """Calls the registered op for its first `results`, and returns them as a function does."""
-    return first(as_tuple(overload(op.name)(*arguments)), results)
+def call_registered(op: Op, arguments: Sequence[Any], results: int | tuple[int, ...]) -> Any:
+    """Calls the registered op for some of its results, and returns them as a function does, see `picked`."""
+    return picked(as_tuple(overload(op.name)(*arguments)), results)
 
 
 def has_gradient(op: Op, arguments: Arguments) -> bool:

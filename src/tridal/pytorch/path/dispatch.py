@@ -17,9 +17,9 @@ from tridal.errors import PluginError
 from tridal.ops.op import Op
 from tridal.ops.signature import Arguments
 from tridal.pytorch.device_context import device_context, is_served, record_torch_call
-from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
+from tridal.pytorch.path.call import CALLS, Call, Key, store
 from tridal.pytorch.path.checks import check_arguments
-from tridal.pytorch.path.defined import call_registered, has_gradient
+from tridal.pytorch.path.defined import call_registered, has_gradient, picked
 from tridal.pytorch.path.keys import NO_KEY, key_function, most_rows
 from tridal.pytorch.path.node import CallNode
 from tridal.pytorch.path.op_calls import make_call
@@ -66,7 +66,7 @@ def call_op(
             key = direct_key((op, results), arguments)
             call = None if key is None else CALLS.get(key)
         if key is None and (_compiling() or not is_direct(*(tensor for tensor in given if tensor is not None))):
-            return _registered(op, arguments, results)
+            return call_registered(op, arguments, results)
         if key is None and op.prepares:
             try:
                 key = key_function(op.signature)((op, results), *arguments)
@@ -74,11 +74,11 @@ def call_op(
             except NO_KEY:
                 key = None
     elif is_distributed(*given) and any(a is not b for a, b in zip(bound.tensors, given, strict=False)):
-        return _registered(op, arguments, results)  # ranks may exchange shards for a view or a cast
+        return call_registered(op, arguments, results)  # ranks may exchange shards for a view or a cast
     if call is None:
         call = _new_call(op, key, given, bound, results, views, overwrites, checked)
         if call is None:
-            return _registered(op, arguments, results)
+            return call_registered(op, arguments, results)
     return call.compute(*given)
 
 
@@ -99,16 +99,14 @@ def _new_call(
         check_arguments(arguments)
     casts = _casts(op, tensors, given if views is None else views(*given))
     # A kernel that leaves out results may have another plan, and so another order of additions.
-    needed, bare = None if recorded or current().batch_invariant else results, results == 1 and not recorded
+    needed, bare = None if recorded or current().batch_invariant else results, returned == 1 and not recorded
     context = device_context(arguments.main.device)
     call = make_call(context, op, arguments, needed, most_rows(key), bare=bare)
     if recorded:
         call.add_gradient(op, arguments, results, overwrites)
         call.compute = functools.partial(CallNode.apply, call)
-    elif not bare and results < len(op.results):
-        call.compute = functools.partial(_run, call.run, results)
-    if not isinstance(returned, int):
-        call.compute = functools.partial(_chosen, call.compute, returned)
+    if returned != results or (not recorded and 1 < results < len(op.results)):  # a node leaves out the last ones
+        call.compute = functools.partial(_picked, call.compute, returned)
     if views is not None or any(casts):
         call.compute = functools.partial(_compute_views, call.compute, views, casts)
     if key is not None and op.prepares:
@@ -153,20 +151,8 @@ def torch_computes(op: str, *tensors: torch.Tensor | None) -> bool:
     return True
 
 
-def _run(run: Callable[..., Results], count: int, *tensors: Tensor | None) -> Any:
-    return run(*tensors)[:count]
-
-
-def _chosen(compute: Callable[..., Any], indices: Sequence[int], *tensors: Tensor | None) -> tuple[Any, ...]:
-    results = compute(*tensors)
-    return tuple([results[index] for index in indices])
-
-
-def _registered(op: Op, arguments: Sequence[Any], results: int | tuple[int, ...]) -> Any:
-    if isinstance(results, int):
-        return call_registered(op, arguments, results)
-    found = call_registered(op, arguments, results[-1] + 1)
-    return tuple([found[index] for index in results])
+def _picked(compute: Callable[..., Any], wanted: int | tuple[int, ...], *tensors: Tensor | None) -> Any:
+    return picked(compute(*tensors), wanted)
 
 
 def _compute_views(

@@ -84,11 +84,8 @@ def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | No
         alone = key is not None or all(is_plain(tensor) and not private.is_batched_gradient(tensor) for tensor in given)
         if torch.is_grad_enabled() or private.needs_dispatcher() or not alone:
             return _registered_gradients(arguments)
-        overwrites, dtypes = (
-            call.overwrites and not private.keeps_graph(),
-            {p: dtype for p, dtype in call.inputs if dtype},
-        )
-        made = new_call(op, arguments, key, overwrites, dtypes)
+        dtypes = {p: dtype for p, dtype in call.inputs if dtype}
+        made = new_call(op, arguments, key, call.overwrites and not private.keeps_graph(), dtypes)
         return made.run(*tensors)  # type: ignore[no-any-return]
 
 

@@ -21,7 +21,7 @@ from tridal.ops.signature import Arguments
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import backend_computes, device_context, has_autocast, record_torch_call
 from tridal.pytorch.path.checks import check, check_arguments
-from tridal.pytorch.path.defined import call_registered, first
+from tridal.pytorch.path.defined import call_registered, picked
 from tridal.pytorch.path.dispatch import torch_computes
 from tridal.pytorch.path.function import FUNCTIONS, op_function, register
 from tridal.pytorch.path.state import is_plain
@@ -180,7 +180,7 @@ def _by_torch(op: Op, arguments: tuple[Any, ...], reason: str | None, results: i
     """Computes a call with torch's ops. Records it with the reason, if there is one."""
     if RECORDERS and reason is not None:
         record_torch(op.name, arguments[0], reason)
-    return first(row_math.compute(op, *arguments), results)
+    return picked(row_math.compute(op, *arguments), results)
 
 
 def _compiled(
