@@ -25,11 +25,11 @@ import torch
 from model_classes import kind_of, make
 from tridal.models import glu
 from tridal.models.forwards import definition
-from tridal.models.modulation_source import FUNCTION, _Writer
+from tridal.models.modulation_source import FUNCTION, rewritten
 from tridal.models.reads import names_in
 from tridal.models.rotary import called_by
 from tridal.models.rotary_comparison import RotaryForm
-from tridal.models.rotary_processors import _find, _options
+from tridal.models.rotary_processors import forms_of
 
 BEGIN, END = "<!-- diffusers coverage -->\n", "<!-- end of diffusers coverage -->\n"
 UNIT = re.compile("GEGLU|SwiGLU", re.IGNORECASE)
@@ -56,7 +56,7 @@ def modulations(forward: Any) -> tuple[int, int]:
         return 0, 0
     added = [n for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)]
     number = sum(bool(re.match(r"1(\.0)? \+ .*scale|\w*scale\w* \+ 1(\.0)?$", ast.unparse(n))) for n in added)
-    return number, ast.unparse(_Writer(forward, norms).write()).count(f"{FUNCTION}(") if number else 0
+    return number, ast.unparse(rewritten(forward, norms)).count(f"{FUNCTION}(") if number else 0
 
 
 def is_gated(module: Any, kind: Any) -> bool | None:
@@ -73,7 +73,7 @@ def is_rotary(kind: Any) -> bool | None:
     name = called_by(call, None) if inspect.isfunction(call) and "Processor" in kind.__name__ else None
     if call is None or name is None:
         return None
-    return any(isinstance(_find(call.__globals__[name], o), RotaryForm) for o in _options(call, name))
+    return any(isinstance(form, RotaryForm) for form in forms_of(call, name).values())
 
 
 def table() -> list[str]:

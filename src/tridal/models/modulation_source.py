@@ -47,9 +47,14 @@ def used_norms(function: types.FunctionType, module: Any, names: Collection[str]
     return tuple(sorted(writer.used))
 
 
+def rewritten(function: types.FunctionType, names: Collection[str]) -> ast.FunctionDef:
+    """Returns the syntax tree of a forward with a call of `FUNCTION` for each modulation of modules by name."""
+    return _Writer(function, names).write()
+
+
 def with_function(function: types.FunctionType, names: Collection[str], compute: Any) -> Any:
     """Returns a forward that calls `compute(self, NAME, x, scale, shift)` for each modulation of modules by name."""
-    return compiled(function, _Writer(function, names).write(), {FUNCTION: compute})
+    return compiled(function, rewritten(function, names), {FUNCTION: compute})
 
 
 @functools.cache

@@ -69,12 +69,17 @@ def find_form(module: Any) -> ProcessorForm | str:
     assert name is not None
     if _with_processor(type(module).forward) is type(module).forward:
         return f"the source of its forward does not show that it calls its {PROCESSOR}"
-    found = {options: _find(call.__globals__[name], options) for options in _options(call, name)}
+    found = forms_of(call, name)
     forms = {options: form for options, form in found.items() if isinstance(form, RotaryForm)}
     if forms:
         return ProcessorForm(name, kind, forms=forms)
     reason = next((str(reason) for reason in found.values()), "no call has a tensor, a pair and constants")
     return f"its processor {kind.__name__} calls {name}: {reason}"
+
+
+def forms_of(call: types.FunctionType, name: str) -> dict[Options, RotaryForm | str]:
+    """Returns the rotary embedding for the options of each call of a function by name, or why it is another one."""
+    return {options: _find(call.__globals__[name], options) for options in _options(call, name)}
 
 
 def _options(call: types.FunctionType, name: str) -> Iterator[Options]:
