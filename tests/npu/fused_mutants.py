@@ -167,7 +167,7 @@ MUTANTS = [
          heads(BACKWARD)),
         ("qk_norm_rotary.product", "half of the elements are not in dot",
          "dn_first * first + dn_second * second", "dn_first * first", heads(BACKWARD)),
-        ("qk_norm_rotary.second_gradient", "dot is not normalized", "dot * inverse_rms", "dot", heads(BACKWARD)),
+        ("qk_norm_rotary._gradient", "dot is not normalized", "dot * inverse_rms", "dot", heads(BACKWARD)),
     )
 ] + [
     Mutant("kernel", "the gradient of the sum is dropped", r" \+ dsum\b", "", ("rms_norm_backward",),
