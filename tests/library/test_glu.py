@@ -54,6 +54,21 @@ def test_derivatives_of_gates_up_to_the_largest_number_are_their_limits(
     assert_close(found, wanted)
 
 
+def test_gelu_of_all_float16_numbers_rounds_once() -> None:
+    """With the device's exp2, a polynomial replaces erf, as in the plans for NVIDIA GPUs."""
+    gate = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16).view(256, 256)
+    config = {"schedule": "whole_row", "rows": 4, "cols": 256, "exp2_bias": 0.0}
+    entry = {"kernel": "geglu", "dtype": "float16", "cols": 256, "config": config}
+    with tridal.use(device="interpreter", kernel_configs=[entry]):
+        found = tridal.geglu(gate, torch.ones_like(gate)).double()
+    exact = gate.double() * torch.special.ndtr(gate.double())
+    # Half a unit in the last place, the error of the polynomial, and the part beyond 6.5 deviations.
+    allowed = exact.abs() * (2**-11 + 1e-5) + 2**-25 + gate.double().abs() * 5e-11
+    finite = torch.isfinite(gate)
+    assert ((found - exact).abs() <= allowed)[finite].all()
+    assert_close(found[~finite], exact[~finite], equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("halves", [False, True])
 def test_limits_bound_the_gate_and_up(device: torch.device, dtype: torch.dtype, halves: bool) -> None:

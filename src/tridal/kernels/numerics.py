@@ -1,4 +1,4 @@
-"""Math functions for ops: exp, reciprocal, sigmoid, rounding, and the sum of an input and a residual.
+"""Math functions for ops: exp, reciprocal, sigmoid, normal distribution, rounding, and a sum with a residual.
 
 EXP2_BIAS is the mean relative error of the device's exp2, see `KernelConfig.exp2_bias`. If it is not zero, results are
 float32 and functions correct their rounding errors. REFINE, set for wide tiles, also corrects numbers per row.
@@ -58,6 +58,29 @@ def sigmoids(x, EXP2_BIAS: tl.constexpr):
     small = exp(-tl.abs(x), EXP2_BIAS)
     large = 1.0 / (1.0 + small)
     return tl.where(x < 0, small * large, large), tl.where(x < 0, large, small * large)
+
+
+@triton.jit
+def normal_cdf(x, EXP2_BIAS: tl.constexpr):
+    """Returns the distribution function of the standard normal distribution, which is gelu(x) / x.
+
+    With EXP2_BIAS 0, the smaller one of the function of x and -x is exp2 of a polynomial, with a relative error of at
+    most 8e-6 up to |x| = 6.5. Beyond, it is below 5e-11, and falls to 0. The minimax polynomial of log2 has degree 7;
+    with degree 6, the error is 7e-5. GeGLU of 16-bit elements has 22 instructions per element instead of 42 with
+    `tl.erf`, and its gradient 33 instead of 53 (sm_90, Triton 3.7).
+    """
+    if EXP2_BIAS is not None and EXP2_BIAS == 0:
+        size = tl.abs(x)
+        power = tl.fma(size, -1.7577765447640559e-06, 5.993657759972848e-05)
+        power = tl.fma(size, power, -0.0009163628565147519)
+        power = tl.fma(size, power, 0.008447385393083096)
+        power = tl.fma(size, power, -0.05382449924945831)
+        power = tl.fma(size, power, -0.4586157202720642)
+        power = tl.fma(size, power, -1.1511801481246948)
+        smaller = tl.exp2(tl.fma(size, power, -1.0000038146972656))
+        return tl.where(x < 0, smaller, 1.0 - smaller)
+    else:
+        return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
 
 
 @triton.jit

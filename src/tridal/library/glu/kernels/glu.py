@@ -3,14 +3,14 @@
 import triton
 import triton.language as tl
 
-from tridal.kernels.numerics import exp, rounded, sigmoids
+from tridal.kernels.numerics import exp, normal_cdf, rounded, sigmoids
 
 
 @triton.jit
 def _factor(gate, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
     """Returns the factor of the gate in its activation, and the derivative of the factor."""
     if ACTIVATION == "gelu":
-        factor = 0.5 + 0.5 * tl.erf(gate * 0.7071067811865476)
+        factor = normal_cdf(gate, EXP2_BIAS)
         slope = 0.3989422804014327 * exp(-0.5 * gate * gate, EXP2_BIAS)
     elif ACTIVATION == "gelu_tanh":
         # 0.5 * (1 + tanh(x)) is sigmoid(2 * x).

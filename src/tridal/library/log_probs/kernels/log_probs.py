@@ -46,8 +46,8 @@ def moment_term(
 ):  # fmt: skip
     """Returns the term of moment: exp(score - row_max) * (score - row_max), or 0 for a score of -inf."""
     difference = score(x, inverse_temperature, SOFTCAP) - tl.expand_dims(finite(row_max), AXIS)
-    e = exp(difference, EXP2_BIAS)
-    return tl.where(e == 0, 0.0, e * difference)
+    # exp(-1000) is 0 in all dtypes. The argument of exp stays that of `exp_term`, so that it is computed once.
+    return exp(difference, EXP2_BIAS) * tl.maximum(difference, -1000.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
