@@ -76,7 +76,7 @@ def _count_programs(fitted: Fit) -> tuple[int | None, str]:
             groups = max(1, groups)
             return groups * per_row, f"{apart}, and loop over the rows, because a launch has too few programs for all"
         return tiles * per_row if config.persistent else None, apart
-    if config.schedule == "cooperative":
+    if config.schedule == "cooperative" or per_row > 1:
         programs = groups * per_row
         together = f"{per_row} programs compute each row and all are resident at once"
         return programs if config.persistent else None, f"{together}, so at most {programs} are launched"

@@ -41,11 +41,15 @@ class CooperativeInterpreter(Interpreter):
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         config, vector = self.config, problem.vector
-        cooperates = 0 < problem.statistics < 3 and problem.accumulator == 4 and problem.layout == "row"
+        loops = config.schedule == "column_loop"
+        cooperates = 0 < problem.statistics < 3 and problem.accumulator == 4 and (loops or problem.layout == "row")
+        if loops:
+            config = replace(config, peel=config.peel and problem.layout == "row" and problem.statistics_only)
         cols = problem.cols // vector * vector if config.peel else problem.cols
         if not cooperates or cols <= config.cols or (config.peel and problem.column_writes):
             return super().plan(problem, device, probe, options)
-        config = replace(config, programs_per_row=math.ceil(cols / config.cols))
+        blocks = math.ceil(cols / config.cols)
+        config = replace(config, programs_per_row=min(blocks, config.programs_per_row) if loops else blocks)
         programs = self.groups * config.programs_per_row if config.persistent else None
         return LaunchPlan(config, programs, "a test", occupancy=64)
 

@@ -83,6 +83,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         ("softmax", "float32", (64, 781), -1, once), ("softmax", "float32", (64, 781), -1, peel),
         ("softmax", "bfloat16", (64, 768), -1, tile), ("softmax", "float32", (3, 300, 33), 1, replace(tile, rows=8)),
         ("softmax", "float32", (8, 32_768), -1, wide), ("softmax", "float32", (64, 5000), -1, lanes),
+        ("softmax", "float32", (5000, 64), 0, replace(lanes, rows=32, programs_per_row=8)),
         ("softmax_backward", "float32", (64, 781), -1, replace(peel, rows=2)),
         ("softmax_backward", "float32", (8, 32_768), -1, replace(wide, persistent=False)),
         ("log_softmax", "float64", (64, 781), -1, once), ("cross_entropy", "float32", (64, 781), -1, tile),

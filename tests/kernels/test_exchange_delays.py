@@ -37,6 +37,7 @@ CASES = {
     "many_programs": (kernel_call((10, 97 * 1024 - 1)), config(97), 97),
     "static_many_programs": (kernel_call((10, 97 * 1024), dtypes="bfloat16"), config(97, num_stages=2), 97),
     "several_rows": (kernel_call((9, 2500, 64), 1), config(20, rows=32, cols=128), 100),
+    "loops": (kernel_call((9, 2500, 64), 1), KernelConfig("column_loop", 32, 64, programs_per_row=10, lanes=16), 100),
     "small_tiles": (kernel_call((60, 100)), config(4, cols=32), 24),
 }  # fmt: skip
 """A call, a configuration and a number of programs, all of which are resident on a GPU with 132 multiprocessors."""

@@ -23,6 +23,7 @@ TOP = replace(PROBLEM, whole_rows=True)
 WHOLE_ROW = LaunchPlan(KernelConfig("whole_row", 4, 1024), 20, "because")
 WITH_REST = LaunchPlan(KernelConfig("whole_row", 1, 512, rest_cols=512), 20, "because")
 COLUMN_LOOP = LaunchPlan(KernelConfig("column_loop", 1, 256), 20, "because")
+LOOPS = LaunchPlan(KernelConfig("column_loop", 1, 256, programs_per_row=2), 40, "because")
 COOPERATIVE = LaunchPlan(KernelConfig("cooperative", 1, 256, programs_per_row=4), 40, "because")
 ONE_EACH = replace(WHOLE_ROW, config=replace(WHOLE_ROW.config, persistent=False), programs=None)
 ONE_SHOT = replace(COOPERATIVE, config=replace(COOPERATIVE.config, persistent=False), programs=None)
@@ -150,6 +151,13 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (COLUMN_LOOP, {"peel": True}, {"problem": replace(NUMBERS, scale_mask=True)}, PEELS),
         (COLUMN_LOOP, {"rows": 2, "lanes": 2}, {}, f"lanes = 2, {LANES}"),
         (COLUMN_LOOP, {"cols": 16, "lanes": 8}, {}, "lanes = 8, expected a divisor of cols / 4"),
+        (COLUMN_LOOP, {"cols": 16, "lanes": 32}, {"problem": INNER}, "lanes = 32, expected a divisor of cols / 1"),
+        # column_loop by several programs
+        (LOOPS, {"programs_per_row": 5}, {}, "programs_per_row = 5, expected at most 4, so that each program has colu"),
+        (LOOPS, {"programs": 41}, {}, "programs = 41, expected a multiple of 2"),
+        (LOOPS, {"programs": 164}, {}, f"programs = 164, expected at most 160, {RESIDENT}"),
+        (LOOPS, {}, {"problem": replace(PROBLEM, statistics=3)}, "programs_per_row = 2, expected 1: programs exchang"),
+        (LOOPS, {}, {"declared": ALL - {"cooperative"}}, "programs_per_row = 2, expected 1, because the backend's `sc"),
         # programs that wait for each other are complete, and resident by what the device and the compiler report
         (COOPERATIVE, {"programs": 97}, {}, "programs = 97, expected a multiple of 4, the programs of a row, which wa"),
         (COOPERATIVE, {"programs_per_row": 3, "programs": 39}, {}, "programs_per_row = 3, expected at least 4, becaus"),

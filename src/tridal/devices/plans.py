@@ -20,8 +20,8 @@ class KernelConfig:
 
     schedule: Schedule
     """"whole_row": one program computes whole rows. "cooperative": several programs compute one row together and
-    exchange its statistics. "column_loop": one program loops over blocks of columns, for the statistics and then for
-    the results."""
+    exchange its statistics. "column_loop": one or several programs loop over blocks of columns, for the statistics and
+    then for the results."""
     rows: int
     """Rows of a tile, a power of two. A tile has at most 2^20 elements."""
     cols: int
@@ -32,8 +32,8 @@ class KernelConfig:
     num_stages: int = 1
     """Tiles in flight in the loop over tiles (or over blocks of columns); above 1, loads are pipelined."""
     programs_per_row: int = 1
-    """1 unless the schedule is "cooperative", whose programs must all be resident at the same time if they exchange
-    statistics."""
+    """Above 1 for "cooperative", and possibly for "column_loop". These programs must all be resident at the same time
+    if they exchange statistics."""
     max_registers: int | None = None
     """Limit on the registers of a thread; None leaves it to the compiler."""
     peel: bool = False
@@ -44,7 +44,8 @@ class KernelConfig:
     persistent: bool = True
     """Whether a program loops over tiles. If not, it computes one tile, or its part of one, with fewer registers."""
     reload: bool = False
-    """Whether each pass loads its elements again, from the core's cache, instead of keeping them in registers."""
+    """Whether each pass loads its elements again, from the core's cache, instead of keeping them in registers. For
+    "column_loop" with several programs per row: whether the cache is asked to keep them for the second loop."""
     lanes: int = 1
     """For "column_loop": number of parts of a row with their own statistics, a power of two. They are combined after
     the loop. With as many lanes as threads, threads exchange nothing in the loop."""

@@ -2,30 +2,31 @@
 
 The first loop computes the statistics of the rows, the second loop the output. With `lanes` above 1, a row is divided
 into so many lanes, which have their own statistics until the first loop ends. With `peel`, the statistics of the head
-and the tail are computed before the loop, and there is no second loop.
+and the tail are computed before the loop, and there is no second loop. If several programs compute a row, each
+has every `programs_per_row`-th block of columns, and they exchange their statistics between the loops.
 """
 
 from __future__ import annotations
 
-from tridal.kernels import small_tiles
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+from tridal.kernels import groups, small_tiles
 from tridal.kernels.parts import merge_parts
 from tridal.kernels.pieces import Writer, merged
 from tridal.kernels.row_kernel import Statistic
+from tridal.kernels.text import Text
 from tridal.kernels.text_plan import AFTER_STATISTICS, OUTPUTS, TextPlan
-
-BLOCKS = "for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=NUM_STAGES):"
 
 
 def column_loop(w: Writer) -> None:
     """Writes the kernel."""
     p, k = w.plan, w.kernel
     # The maximum changes from block to block, so terms have no common factor.
-    p.flags = {"UNNORMALIZED": False, "GUARD": p.zero_masked_rows, "REFINE": p.cols >= 128}
+    p.flags = {"UNNORMALIZED": False, "GUARD": p.exchange or p.zero_masked_rows, "REFINE": p.cols >= 128}
     p.flags_of["term"] = {"GUARD": True}  # all elements of a block of columns may be -inf
     p.flags_of["rebase"] = {"EXP2_BIAS": None}  # the device's exp is fast enough for one number per row
-    if p.per_block:
-        w.block_of_program("tl.program_id(0)")
-    with w("for tile in tl.range(FIRST_TILE, END_TILE, STEP):", **tile_range(p)):
+    with tiles(w):
         w.position()
         w.load_rows(p.all_used)
         w.pick()
@@ -33,32 +34,53 @@ def column_loop(w: Writer) -> None:
             statistics(w)
         elif k.parts:
             merge_parts(w)
-        if "count" in p.used(*AFTER_STATISTICS, *["rebase"] * (p.lanes > 1)):
+        if not p.exchange and "count" in p.used(*AFTER_STATISTICS, *["rebase"] * (p.lanes > 1)):
             w("count = tl.cast(cols, ACC)")
         if k.computed and p.lanes > 1:
             merge_lanes(w)
+        if p.exchange:
+            groups.exchange(w)
         w.row_value()
         w.store_rows()
         if k.writes or k.column_writes:
             used = p.used(*OUTPUTS)
-            with w(BLOCKS):
+            with blocks(w):
                 w.bounds(f"column_block * {p.cols}", used)
-                w.load(p.body, used, aligned=False)
+                w.load(p.body, used, "evict_first" if p.reload else "", aligned=False)
                 w.load_columns(used, [p.body])
-                w.store(p.body, aligned=False)
+                w.store(p.body, stream=p.reload, aligned=False)
                 add_to_stored_sums(w)
+    if p.exchange:
+        groups.release(w)
+
+
+def tiles(w: Writer) -> AbstractContextManager[None]:
+    """The loop over the tiles of a program."""
+    if w.plan.rank:
+        groups.programs(w)
+        return groups.tiles(w)
+    if w.plan.per_block:
+        w.block_of_program("tl.program_id(0)")
+    return w("for tile in tl.range(FIRST_TILE, END_TILE, STEP):", **tile_range(w.plan))
+
+
+def blocks(w: Writer) -> Text:
+    """The loop over the blocks of columns of a program."""
+    first, step = ("rank", ", PROGRAMS_PER_ROW") if w.plan.rank else ("0", "")
+    return w(f"for column_block in tl.range({first}, tl.cdiv(cols, COLS){step}, num_stages=NUM_STAGES):")
 
 
 def tile_range(p: TextPlan) -> dict[str, str]:
-    """The range of the tiles of a program: its first tile, the end, and the step."""
+    """The group of a program, and the range of its tiles: the first tile, the end, and the step."""
+    group = "group" if p.rank else "tl.program_id(0)"
     if p.per_block:
-        return {"FIRST_TILE": "first_tile + tl.program_id(0) % groups", "END_TILE": "tiles", "STEP": "groups"}
-    return {"FIRST_TILE": "tl.program_id(0)", "END_TILE": p.literals["TILES"], "STEP": "tl.num_programs(0)"}
+        return {"GROUP": group, "FIRST_TILE": f"first_tile + {group} % groups", "END_TILE": "tiles", "STEP": "groups"}
+    return {"GROUP": group, "FIRST_TILE": group, "END_TILE": p.literals["TILES"], "STEP": "tl.num_programs(0)"}
 
 
 def counts_elements(p: TextPlan) -> bool:
     """Whether each row or lane counts its elements, because blocks do not have the same columns of all of them."""
-    return bool(p.counts and len(p.kernel.statistics) > 1 and (p.peel or p.lanes > 1))
+    return bool(p.counts and len(p.kernel.statistics) > 1 and (p.peel or p.rank or p.lanes > 1))
 
 
 def needs_count(p: TextPlan) -> bool:
@@ -77,9 +99,9 @@ def statistics(w: Writer) -> None:
         w(f"counted = tl.zeros([{p.rows * p.lanes}], ACC)")
     if p.peel:
         edges(w)
-    with w(BLOCKS):
+    with blocks(w):
         w.bounds(f"column_block * {p.cols}", used, head=not (p.peel and p.rows == 1))
-        w.load(area, used, aligned=p.peel)
+        w.load(area, used, "evict_last" if p.reload else "", aligned=p.peel)
         w.load_columns(used, [area])
         if p.lanes > 1:
             column = p.column(area)
@@ -111,11 +133,11 @@ def reduced(w: Writer, term: str, how: str) -> str:
     return w.reduced(term, how, w.plan.body) if w.plan.lanes == 1 else f'reduce_lanes({term}, "{how}")'
 
 
-def rebase(w: Writer) -> None:
+def rebase(w: Writer, other: Mapping[str, str] | None = None) -> None:
     """Adapts the later statistics of the blocks before to the new first statistic."""
     for number, s in enumerate(w.kernel.statistics):
         if s.rebase:
-            w(f"{s.name} = CALL", CALL=w.plan.call("rebase", s.rebase, statistic=number))
+            w(f"{s.name} = CALL", CALL=w.plan.call("rebase", s.rebase, statistic=number, other=other))
 
 
 def edges(w: Writer) -> None:
@@ -129,7 +151,8 @@ def edges(w: Writer) -> None:
     small_tiles.edges(w)
     w.load(edge, used)
     w.load_columns(used, [edge])
-    w(f"has_edge = tl.arange(0, {p.rows * p.lanes}) < ROWS  # the first lane")
+    of_rank = " - rank * ROWS" * bool(p.rank)
+    w(f"has_edge = tl.arange(0, {p.rows * p.lanes}) < ROWS{of_rank}  # the first lane")
     if counts_elements(p):
         w("edge_count = tl.sum(in_bounds_edge.to(ACC), 0)")
     if counts_elements(p) and needs_count(p):
@@ -150,14 +173,16 @@ def merge_lanes(w: Writer) -> None:
     first, *laters = w.kernel.statistics
 
     def merge(s: Statistic, lanes: str) -> None:
-        w(f'{s.name} = tl.full([1], merge_lanes({lanes}, "{s.reduce}"), ACC)')
+        w(f'{s.name} = merge_lanes({lanes}, "{s.reduce}")')
 
     if f"part_{first.name}" in w.plan.used("rebase"):
         w(f"part_{first.name} = {first.name}")
     if "part_count" in w.plan.used("rebase"):
         w("part_count = counted")
+        if w.plan.exchange:
+            w('count = repeat_lanes(tl.maximum(merge_lanes(counted, "sum"), 1.0))')
     merge(first, first.name)
-    rebase(w)
+    rebase(w, {first.name: f"repeat_lanes({first.name})"} if w.plan.rows > 1 else None)
     for s in laters:
         merge(s, s.name)
 
@@ -170,7 +195,7 @@ def add_to_stored_sums(w: Writer) -> None:
     for name in names:
         named = tile_range(p) | {"TERM": f"tl.sum({w.write_sum_term(name, p.body)}, {1 - p.axis})"}
         w(f"""
-            {name}_at = {name}_sums + tl.cast(tl.program_id(0), tl.int64) * cols + sum_column
+            {name}_at = {name}_sums + tl.cast(GROUP, tl.int64) * cols + sum_column
             is_later_tile = tile != FIRST_TILE
             sum_of_{name} = tl.load({name}_at, mask=(sum_column < cols) & is_later_tile, other=0.0)
             tl.store({name}_at, sum_of_{name} + TERM, mask=sum_column < cols)""", **named)  # fmt: skip

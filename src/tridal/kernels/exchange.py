@@ -27,8 +27,14 @@ def _merge(a, b, HOW: tl.constexpr):
 
 @triton.jit
 def part_count(rank, body, cols, COLS: tl.constexpr):
-    """Number of elements in the part of a row that program `rank` computes; rank 0 has the head and tail as well."""
+    """Number of elements in the part of a row that program `rank` computes; rank 0 has the head and tail as well.
+
+    With LOOPS, the part is every PROGRAMS_PER_ROW-th block of COLS columns.
+    """
     count = tl.minimum(tl.maximum(body - rank * COLS, 0), COLS)
+    if LOOPS:
+        stride: tl.constexpr = PROGRAMS_PER_ROW * COLS
+        count = body // stride * COLS + tl.minimum(tl.maximum(body % stride - rank * COLS, 0), COLS)
     return tl.cast(tl.where(rank == 0, count + cols - body, count), tl.float32)
 
 

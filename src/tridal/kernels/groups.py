@@ -15,7 +15,8 @@ def claims_tiles(p: TextPlan) -> bool:
     Sums over rows are the same in every run only if each program always computes the same rows. Claims have 32 bits.
     Triton pipelines a loop over tiles (`num_stages`) only if the tiles are known in advance.
     """
-    return bool(p.exchange and p.persistent and p.num_stages == 1 and not p.kernel.column_writes and not p.int64_tiles)
+    pipelined = p.num_stages > 1 and not p.loops
+    return bool(p.exchange and p.persistent and not (pipelined or p.kernel.column_writes or p.int64_tiles))
 
 
 def programs(w: Writer) -> None:
@@ -41,7 +42,8 @@ def tiles(w: Writer) -> Iterator[None]:
         yield
     elif not claims_tiles(p):
         first = "first_tile + group % groups" if p.per_block else "group"
-        with w("for tile in tl.range(FIRST_TILE, tiles, groups, num_stages=NUM_STAGES):", FIRST_TILE=first):
+        stages = "" if p.loops else ", num_stages=NUM_STAGES"
+        with w(f"for tile in tl.range(FIRST_TILE, tiles, groups{stages}):", FIRST_TILE=first):
             yield
             if p.exchange:
                 w("clear_slots(workspace, tile - groups, rank)")

@@ -23,10 +23,11 @@ SCHEDULE_NAMES = frozenset({
     "mask_col", "mask_head", "mask_query", "merge_lanes", "minor_blocks", "misalignment", "narrow_index",
     "next_claim", "number", "number_top", "op_math", "out_col", "out_inner", "out_jump", "out_outer", "out_row",
     "outer", "picked_at", "picked_column", "publish", "queries", "query", "rank", "read_claim", "rebase_statistic",
-    "reduce_lanes", "release_group", "row", "row_at", "row_in_bounds", "row_index", "row_inner", "row_number",
-    "row_outer", "rows", "rows_edge", "scale", "score_mask", "split_lanes", "sum_column", "sum_column_rest", "tail",
-    "third_col", "third_inner", "third_jump", "third_outer", "third_row", "tile", "tiles", "tl", "top_at",
-    "top_column", "top_columns", "top_row", "top_value", "triton", "unused", "workspace", "zero",
+    "reduce_lanes", "release_group", "repeat_lanes", "row", "row_at", "row_in_bounds", "row_index", "row_inner",
+    "row_number", "row_outer", "rows", "rows_edge", "scale", "score_mask", "split_lanes", "sum_column",
+    "sum_column_rest", "tail", "third_col", "third_inner", "third_jump", "third_outer", "third_row", "tile",
+    "tiles", "tl", "top_at", "top_column", "top_columns", "top_row", "top_value", "triton", "unused", "workspace",
+    "zero",
 })  # fmt: skip
 """The variables, arguments and functions of written kernels that are not named by the op."""
 _VARIABLES = {

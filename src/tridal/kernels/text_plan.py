@@ -62,7 +62,7 @@ class TextPlan:
 
     def __init__(self, kernel: RowKernel, constants: dict[str, Any], arguments: frozenset[str], loops: bool) -> None:
         self.kernel, self.arguments, self.loops = kernel, arguments, loops
-        self.constants = constants | constants_of(kernel)
+        self.constants = constants | constants_of(kernel) | {"LOOPS": loops}
         self.__dict__.update((name.lower(), value) for name, value in self.constants.items())
         self.acc = _ACCUMULATOR[self.acc_dtype]
         self.rank = "rank" if self.programs_per_row > 1 else ""

@@ -49,7 +49,7 @@ class WrittenKernel:
             _SCHEDULES[entry](writer)
         used = set(re.findall(r"\b[a-z]\w*", str(writer)))
         names = [name for name in arguments if name in used or name in kernel.pointers]
-        schedule = "cooperative" if plan.rank else entry
+        schedule = "cooperative" if plan.rank and entry == "whole_row" else entry
         start = Writer(plan)
         start("@triton.jit")
         with start(f"def {entry}({', '.join(names)}):"):

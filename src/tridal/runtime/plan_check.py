@@ -81,40 +81,44 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
     for feature in ("peel", "reload"):
         if getattr(config, feature) and feature not in backend.features:
             yield feature, True, f"False, because the backend's `features` lack {feature!r}"
-    if config.reload and schedule == "column_loop":
-        yield "reload", True, f"False, because {schedule!r} does not support it"
+    if config.reload and schedule == "column_loop" and config.programs_per_row == 1:
+        yield "reload", True, f"False, because {schedule!r} does not support it, unless several programs compute a row"
     if config.rest_cols:
         yield from _wrong_rest(backend, problem, config)
     if config.lanes > 1 and "lanes" not in backend.features:
         yield "lanes", config.lanes, "1, because the backend's `features` lack 'lanes'"
-    if config.lanes > 1 and (schedule != "column_loop" or config.rows > 1 or problem.layout == "inner"):
-        yield "lanes", config.lanes, '1, because only "column_loop" splits a row into lanes, and one row at a time'
-    if config.lanes > 1 and config.cols % (config.lanes * problem.vector):
-        yield "lanes", config.lanes, f"a divisor of cols / {problem.vector}, because a lane gets whole vectors"
+    inner = problem.layout == "inner"
+    if config.lanes > 1 and (schedule != "column_loop" or (config.rows > 1 and not inner)):
+        one = 'one row at a time, unless the layout is "inner"'
+        yield "lanes", config.lanes, f'1, because only "column_loop" splits a row into lanes, and {one}'
+    vector = 1 if inner else problem.vector
+    if config.lanes > 1 and config.cols % (config.lanes * vector):
+        yield "lanes", config.lanes, f"a divisor of cols / {vector}, because a lane gets whole vectors"
     if config.peel and schedule == "column_loop" and not problem.statistics_only:
         yield "peel", True, f"False, because {schedule!r} peels rows only for statistics of elements without a mask"
     if config.peel and problem.layout != "row":
         yield "peel", True, f'False, because only the layout "row" has aligned vectors, not {problem.layout!r}'
     if config.peel and problem.column_writes:
         yield "peel", True, "False, because peeled rows begin at different columns, and the op sums over rows"
-    if schedule == "cooperative" and problem.statistics:
+    per_row = config.programs_per_row
+    if per_row > 1 and schedule == "whole_row":
+        yield "programs_per_row", per_row, f"1, because the schedule is {schedule!r}"
+    if per_row > 1 and "cooperative" not in backend.schedules:
+        yield "programs_per_row", per_row, "1, because the backend's `schedules` lack 'cooperative'"
+    if (schedule == "cooperative" or per_row > 1) and problem.statistics:
+        field = "schedule" if schedule == "cooperative" else "programs_per_row"
+        value, other = getattr(config, field), "another one" if field == "schedule" else "1"
         if problem.per_block:
             why = "each block has programs of its own, so they may not be resident at the same time"
-            yield "schedule", schedule, f"another one: {why}"
+            yield field, value, f"{other}: {why}"
         if problem.statistics > 2:
             found = f"the op has {problem.statistics}"
-            yield "schedule", schedule, f"another one: programs exchange at most two statistics, and {found}"
+            yield field, value, f"{other}: programs exchange at most two statistics, and {found}"
         if problem.accumulator != 4:
-            yield (
-                "schedule",
-                schedule,
-                "another one: programs exchange float32 statistics, and a dtype is float64",
-            )
+            yield field, value, f"{other}: programs exchange float32 statistics, and a dtype is float64"
         if config.rows > 1 and (config.peel or not config.persistent):
             why = "with peel" if config.peel else "if programs are not persistent"
             yield "rows", config.rows, f"1, because cooperative programs exchange one row at a time {why}"
-    if schedule != "cooperative" and config.programs_per_row > 1:
-        yield "programs_per_row", config.programs_per_row, f'1, because the schedule is {schedule!r}, not "cooperative"'
     if config.exp2_bias is not None and problem.accumulator != 4:
         yield "exp2_bias", config.exp2_bias, "None, because exp2 has float32 precision and a dtype is float64"
 
