@@ -39,8 +39,9 @@ def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
         narrow = cols <= tuning.SUMS_NARROW_COLS and not (problem.few_slots and len(problem.column_writes) > 1)
         most = min(tuning.SUMS_NARROW_ROWS if narrow else tuning.SUMS_ROWS, tuning.SUMS_TILE_ELEMENTS // cols)
         rows = next_power_of_2(problem.inner, max(1, most))
-        padded = cols <= tuning.SUMS_PADDED_COLS and problem.padded
-        many = problem.itemsize == 2 if narrow else padded
+        padded = cols <= tuning.SUMS_PADDED_COLS and problem.padding >= tuning.MUCH_PADDING
+        wide = cols >= tuning.SUMS_WIDE_TILE_COLS and problem.itemsize == 2
+        many = problem.itemsize == 2 if narrow else wide or padded
         per_thread = tuning.FEW_ELEMENTS_PER_THREAD if many else tuning.SUMS_ELEMENTS_PER_THREAD
         stages = tuning.SUMS_STAGES - 1 if narrow else tuning.SUMS_STAGES
         yield KernelConfig("whole_row", rows, cols, warps_for(rows * cols, per_thread), stages)

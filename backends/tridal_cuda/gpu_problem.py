@@ -33,9 +33,14 @@ class GpuProblem(DeviceProblem):
         return len(self.reads) > 1
 
     @property
-    def padded(self) -> bool:
-        """Whether much of a tile that holds a whole row is padding."""
-        return self.cols <= (1 - tuning.MUCH_PADDING) * self.tile_cols
+    def loads_late(self) -> bool:
+        """Whether the kernel reads a tensor that no statistic needs, such as a gate."""
+        return self.reads_several and self.live_tiles > 2
+
+    @property
+    def padding(self) -> float:
+        """The part of a tile that holds a whole row which is padding."""
+        return 1 - self.cols / self.tile_cols
 
     @property
     def bytes_per_tensor(self) -> int:

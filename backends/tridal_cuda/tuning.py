@@ -35,9 +35,11 @@ SUMS_WIDE_COLS = 65_536  # wider rows have blocks of SUMS_MAX_BLOCK_COLS
 SUMS_TILE_ELEMENTS, SUMS_ROWS, SUMS_NARROW_ROWS = 2048, 4, 32  # at most, of several narrow rows
 SUMS_NARROW_COLS = 256  # rows of at most so many columns have fewer stages, and in 16-bit dtypes fewer threads
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
-# Threads of a tile of at most so many columns with MUCH_PADDING have FEW_ELEMENTS_PER_THREAD. Shares of copy with 16
-# (32), H200: RMSNorm fp32 2560 columns 0.83 (0.96), 3072 0.89 (0.96), but 1280 0.98 (0.96); LayerNorm bf16 768 0.85
-# (0.92). In tiles of 8,192 columns, some kernels spill.
+# Threads of 16-bit tiles from this size on have FEW_ELEMENTS_PER_THREAD. Share of copy with 16 (32), H200: LayerNorm
+# 2048 columns 0.962 (0.967), 4096 0.949 (0.969), RMSNorm 4096 0.961 (0.969), but LayerNorm 8192 0.945 (0.942).
+SUMS_WIDE_TILE_COLS = 2048
+# So have those of tiles of at most so many columns with MUCH_PADDING: RMSNorm fp32 2560 columns 0.83 (0.96), 3072 0.89
+# (0.96), but 1280 0.98 (0.96); LayerNorm bf16 768 0.85 (0.92). In tiles of 8,192 columns, some kernels spill.
 SUMS_PADDED_COLS = 4096
 # Unaligned rows are loaded element by element. Shares of copy of a gradient of RMSNorm with the tiles of aligned rows
 # (with these constants), H200, fp32: 1537 columns 0.74 (0.88), 2049 0.56 (0.83), 4097 0.50 (0.84), 12289 0.78 (0.85),
@@ -67,15 +69,25 @@ NARROW_RELOAD_BYTES = 16 * _KIB  # of a row: from here 32-bit rows have `reload`
 NARROW_RELOAD_BYTES_PER_THREAD = 32  # of all tensors, in these threads
 COLUMN_READS_BYTES_IN_FLIGHT = 128 * _KIB  # with `reload`: the L1 cache holds so many bytes and the numbers per column
 
-# Rows with two tiles. docs/performance-notes.md compares them with one tile: 0.58 to 1.02 of copy become 0.76 to 1.03.
-TWO_TILES_COLS = 4096  # of one tile, at most, for kernels without sums that read several tensors
-# With half as many elements of the first tile per thread, six kernels of 1,152 columns take 1.06 to 1.44 times as long,
-# and with twice as many 0.95 to 1.16 times (bf16, H200).
-TWO_TILES_ELEMENTS_PER_THREAD = 16
-# From this size of the first tile, kernels without sums that read one tensor have `reload` and twice as many elements
-# per thread. Share of copy (without, with), bf16, H200: modulated LayerNorm 2560 columns 0.87 (0.91), 5120 0.82 (0.86),
-# modulated RMSNorm 3072 0.83 (0.87), LayerNorm 2560 0.92 (0.98), but modulated LayerNorm 1536 0.87 (0.81).
-TWO_TILES_RELOAD_COLS = 2048
+# Rows with two tiles. docs/performance-notes.md compares them with one tile. All shares of copy are of an H200.
+# Kernels of one tensor whose rows have the same numbers per column need less padding than MUCH_PADDING: LayerNorm bf16
+# has in one tile (in two) 1792 columns 0.87 (0.97), 3584 0.94 (0.97), 7680 0.88 (0.95).
+LITTLE_PADDING = 1 / 16
+# Of one tile, at most, for 32-bit rows with several numbers per column: LayerNorm with a residual 2304 columns 0.83
+# (0.99), but 6144 1.01 (0.97).
+TWO_TILES_SEVERAL_COLS = 4096
+# 16-bit kernels have FEW_ELEMENTS_PER_THREAD of the first tile with `reload`, in LayerNorm and in the gradients below,
+# and half as many otherwise, as all 32-bit kernels have. Share (with the other number): LayerNorm 1152 0.98 (0.94),
+# but modulated RMSNorm 1152 0.92 (0.83), gated RMSNorm 2880 0.96 (0.91), 6144 0.98 (0.90).
+# Gradients: from this size of the first tile, unless the rest has more than this part of it, or twice this part with
+# two sums and few tensors. RMSNorm 4608 0.96 (0.82), LayerNorm 4608 0.96 (0.76), 6144 0.91 (0.86), but RMSNorm 2304
+# 0.97 (0.98), 6144 0.75 (0.87), LayerNorm with a residual 6144 0.89 (0.98), gated RMSNorm 5120 0.81 (0.93).
+TWO_TILES_FEW_THREADS_COLS, TWO_TILES_PARTS = 4096, 4
+# From this size of the first tile, kernels without sums that read one tensor have `reload`. Share without it (with it):
+# modulated LayerNorm bf16 2560 columns 0.87 (0.91), 5120 0.82 (0.86), but 1536 0.87 (0.81); LayerNorm bf16 2560 0.92
+# (0.98). If blocks of 16-bit rows have numbers of their own, the rest has at least TWO_TILES_PARTS of the first tile:
+# modulated LayerNorm 2304 with 256 columns 0.78, with 512 0.88, 4608 with 512 0.76, with 1,024 0.85.
+TWO_TILES_RELOAD_BYTES = 4 * _KIB
 
 # Inner-dim rows
 INNER_ROWS = 32  # per tile; half as many are enough for long rows

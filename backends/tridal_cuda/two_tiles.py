@@ -12,30 +12,62 @@ from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 
 
 def fit_two_tiles(problem: GpuProblem) -> Fit | None:
-    """Fits wide aligned 16-bit rows of such a kernel. None stands for other problems."""
-    if problem.layout != "row" or not problem.aligned or problem.itemsize > 2 or problem.whole_rows:
+    """Fits wide aligned rows of such a kernel. None stands for other problems."""
+    if problem.layout != "row" or not problem.aligned or problem.whole_rows or not _needs_registers(problem):
         return None
     cols, sums = problem.tile_cols, bool(problem.column_writes)
-    one_tensor = not sums and not problem.reads_several
-    most = tuning.SUMS_WHOLE_ROW_COLS if sums or one_tensor else tuning.TWO_TILES_COLS
-    if not tuning.NARROW_TILE_ELEMENTS < cols <= most or not problem.padded:
-        return None
-    if not (sums or _needs_registers(problem)):
+    if not tuning.NARROW_TILE_ELEMENTS < cols <= _most_cols(problem) or problem.padding < _least_padding(problem):
         return None
     first, stages = cols // 2, tuning.SUMS_STAGES if sums else 1
     rest = next_power_of_2(problem.cols - first)
-    reload = one_tensor and problem.has_large_l1 and first >= tuning.TWO_TILES_RELOAD_COLS
-    warps = warps_for(first, (2 if reload else 1) * tuning.TWO_TILES_ELEMENTS_PER_THREAD)
-    config = KernelConfig("whole_row", 1, first, warps, stages, persistent=sums, reload=reload, rest_cols=rest)
+    one_tensor = not sums and not problem.reads_several
+    reload = one_tensor and problem.has_large_l1 and first * problem.itemsize >= tuning.TWO_TILES_RELOAD_BYTES
+    if reload and problem.per_block and problem.itemsize == 2:
+        rest = max(rest, first // tuning.TWO_TILES_PARTS)
+    many = _has_few_threads(problem, first, rest) if sums else reload or (one_tensor and not problem.per_block)
+    per_thread = tuning.FEW_ELEMENTS_PER_THREAD // (1 if many and problem.itemsize == 2 else 2)
+    config = KernelConfig(
+        "whole_row", 1, first, warps_for(first, per_thread), stages, persistent=sums, reload=reload, rest_cols=rest
+    )
     fitted = problem.fit(config).with_few_spills()
     return fitted if fitted.usable else None
 
 
 def _needs_registers(problem: GpuProblem) -> bool:
-    """Whether a kernel without sums has many rows, and several numbers per column that no program loads only once.
+    """Whether a kernel keeps sums of 16-bit rows, or many rows, and a tensor that is loaded late or several numbers per
+    column, which no program loads only once.
 
-    With more issue slots per byte, rows that have the same numbers are loaded again by more threads instead.
+    With more issue slots per byte, 16-bit rows that have the same numbers are loaded again by more threads instead.
     """
-    several = problem.statistics and problem.writes and len(problem.column_reads) > 1
+    if problem.column_writes:
+        return problem.itemsize == 2
     many_rows = problem.rows >= tuning.MIN_WAVES * problem.device.cores
-    return bool(several and many_rows and (problem.few_slots or problem.per_block))
+    if not (problem.statistics and problem.writes and many_rows) or problem.itemsize > 4:
+        return False
+    several, wide = len(problem.column_reads) > 1, problem.itemsize > 2 and problem.reads_several
+    return problem.loads_late or (several and (problem.few_slots or problem.per_block or wide))
+
+
+def _most_cols(problem: GpuProblem) -> int:
+    """Returns the largest tile that is divided."""
+    several = problem.itemsize > 2 and problem.reads_several and len(problem.column_reads) > 1
+    return tuning.TWO_TILES_SEVERAL_COLS if several else tuning.SUMS_WHOLE_ROW_COLS
+
+
+def _least_padding(problem: GpuProblem) -> float:
+    """Returns the smallest part of one tile that is padding, for which two tiles are faster."""
+    if problem.column_writes or problem.reads_several or problem.per_block:
+        return 0 if _keeps_gate(problem) and problem.tile_cols == tuning.SUMS_WHOLE_ROW_COLS else tuning.MUCH_PADDING
+    return tuning.LITTLE_PADDING
+
+
+def _keeps_gate(problem: GpuProblem) -> bool:
+    """Whether a kernel with sums keeps elements of three tensors and their gradients at the same time."""
+    return bool(problem.column_writes) and len(problem.reads) > 2 and problem.live_tiles > 5
+
+
+def _has_few_threads(problem: GpuProblem, first: int, rest: int) -> bool:
+    """Whether the threads of a kernel with sums have as many elements as those of one tile."""
+    little_else = len((*problem.reads, *problem.added)) == 2 and len(problem.column_writes) > 1
+    most = first // (tuning.TWO_TILES_PARTS // 2 if little_else else tuning.TWO_TILES_PARTS)
+    return first >= tuning.TWO_TILES_FEW_THREADS_COLS and rest <= most and not _keeps_gate(problem)

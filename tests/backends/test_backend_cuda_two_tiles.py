@@ -25,7 +25,10 @@ def plan_of(op: str, cols: int, arch: str = "h200", dtype: str = "bf16", **block
         ("modulated_rms_norm", 3072, "sm_90", 32, (2048, 1024, 4, 1)),
         ("rms_norm_backward", 2560, "h200", None, (2048, 512, 4, 3)),
         ("layer_norm_backward", 1152, "sm_80", None, (1024, 128, 2, 3)),
-        ("rms_norm_backward", 5120, "sm_90", None, (4096, 1024, 8, 3)),
+        ("rms_norm_backward", 5120, "sm_90", None, (4096, 1024, 4, 3)),
+        ("rms_norm_backward", 6144, "h200", None, (4096, 2048, 8, 3)),
+        ("gated_rms_norm", 4608, "h200", None, (4096, 512, 8, 1)),
+        ("gated_rms_norm_backward", 8192, "h200", None, (4096, 4096, 8, 3)),
     ],
 )
 def test_rows_with_much_padding_have_two_tiles(
@@ -45,7 +48,7 @@ def test_rows_with_much_padding_have_two_tiles(
         ("rms_norm", 1152, {}),  # one number per column
         ("layer_norm", 1600, {}),  # two tiles would be as large as one
         ("layer_norm", 640, {}),  # a tile has several rows
-        ("layer_norm", 5120, {}),  # one tile with `reload`
+        ("modulated_layer_norm", 2048, {"blocks": 32}),
         ("layer_norm", 1153, {}),  # unaligned
         ("layer_norm", 1152, {"arch": "sm_90"}),  # more threads, which reload the row
         ("layer_norm_backward", 1152, {"dtype": "fp32"}),
