@@ -27,6 +27,7 @@ NAMES = {
 TITLES = {
     "training": "Training steps, forward and backward",
     "adamw": "Training steps, forward, backward and AdamW",
+    "graph": "The same steps as replays of a CUDA graph",
     "decoding": "Greedy decoding with a cache",
 }
 PANELS = {"tokens_per_second": "tokens/s, eager PyTorch = 1", "peak_gib": "peak memory, GiB"}

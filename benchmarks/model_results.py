@@ -12,7 +12,7 @@ class Result:
 
     model: str
     work: str
-    """"training", "adamw" or "decoding"."""
+    """"training", "adamw", "graph" or "decoding"."""
     provider: str
     tokens_per_second: float | None = None
     milliseconds: float | None = None

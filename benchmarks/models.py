@@ -3,7 +3,8 @@
     python benchmarks/models.py [--models NAME...] [--providers NAME...] [--work NAME...] [--output FOLDER]
 
 The models have random weights. A training step is a forward with labels and a backward, without an optimizer; with
-`--work adamw`, it ends with a step of AdamW. Decoding is greedy generation with a cache. The providers are: the
+`--work adamw`, it ends with a step of AdamW, and with `--work graph`, such a step is captured in a CUDA graph, which
+is replayed. Decoding is greedy generation with a cache. The providers are: the
 unchanged model; `tridal.override_torch`; `tridal.kernelize`, with and without `fused_loss=True`; Liger-Kernel's patch;
 torch.compile alone, and with kernelize. Each of them gets a model with the same weights. If it is not installed, or
 fails, the reason is listed. Ctrl-C ends a run and keeps its results. Prints medians as a table, and writes them to
@@ -31,9 +32,9 @@ from model_sizes import MODELS, TINY, Model
 
 import tridal
 
-STEPS = {"training": (3, 10), "adamw": (3, 10), "decoding": (1, 4)}
+STEPS = {"training": (3, 10), "adamw": (3, 10), "graph": (3, 10), "decoding": (1, 4)}
 """Numbers of warm-up steps and of measured steps in a round."""
-ROUNDS = {"training": 1, "adamw": 1, "decoding": 3}
+ROUNDS = {"training": 1, "adamw": 1, "graph": 1, "decoding": 3}
 """The providers take turns in this many rounds. The host limits decoding, and the host's speed changes every minute."""
 COMPILE_SECONDS = 40
 """A provider that compiles is started only if this time is left."""
@@ -68,6 +69,23 @@ def overridden(model: Any) -> Iterator[Any]:
     """Overrides torch's kernels."""
     with tridal.override_torch():
         yield model
+
+
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    """Captures a step in a CUDA graph, after some steps on another stream, and returns a function that replays it."""
+    if not torch.cuda.is_available():
+        raise NotImplementedError("only NVIDIA and AMD GPUs have CUDA graphs")
+    torch.cuda.reset_peak_memory_stats()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(STEPS["graph"][0]):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 PROVIDERS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
@@ -140,8 +158,9 @@ class Bench:
         model.train()
         losses: list[torch.Tensor] = []
         optimizer = None
-        if result.work == "adamw":
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not self.on_cpu)
+        graph = result.work == "graph"
+        if graph or result.work == "adamw":
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not self.on_cpu, capturable=graph)
 
         def step() -> None:
             model.zero_grad(set_to_none=True)
@@ -151,7 +170,7 @@ class Bench:
                 optimizer.step()
             losses.append(loss.detach())
 
-        self._time(step, result, shape[0] * shape[1])
+        self._time(captured(step) if graph else step, result, shape[0] * shape[1])
         result.loss, result.last_loss = float(losses[0]), float(losses[-1])
 
     def _decode(self, result: Result, model: Any) -> None:
@@ -175,7 +194,7 @@ class Bench:
         """Adds times of steps with `tokens` tokens after a warm-up, divided by `parts`, and sets the peak memory."""
         warm_up, steps = STEPS[result.work]
         for index in range(warm_up + steps):
-            if index == warm_up and self.memory is not None:
+            if index == warm_up and self.memory is not None and result.work != "graph":  # a replay allocates nothing
                 self.memory.reset_peak_memory_stats()
             start = time.perf_counter()
             step()
