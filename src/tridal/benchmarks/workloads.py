@@ -91,6 +91,11 @@ _SUITE = (
 )  # fmt: skip
 _HIDDEN = (
     ShapeClass("hidden", "hidden sizes of models", ((524_288, 1024), (131_072, 4096), (65_536, 8192))),
+    ShapeClass(
+        "hidden_between",
+        "hidden sizes between powers of two",
+        ((131_072, 1152), (65_536, 2304), (32_768, 4608), (32_768, 5120), (16_384, 7168)),
+    ),
     ShapeClass("hidden_wide", "wide hidden sizes", ((4096, 16_384), (16_384, 32_768))),
     ShapeClass("hidden_65536", "65,536 columns", ((4096, 65_536),)),
     ShapeClass("hidden_262144", "262,144 columns", ((1024, 262_144),)),

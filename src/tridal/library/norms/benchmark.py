@@ -27,6 +27,7 @@ def _liger(name: str, *options: object) -> Function:
 
 _AIMS: Mapping[str, Mapping[str, float]] = {
     "hidden": {"forward": 0.97, "backward": 0.95},
+    "hidden_between": {"forward": 0.95, "backward": 0.92},
     "hidden_wide": {"forward": 0.97, "backward": 0.92},
     "hidden_65536": {"forward": 0.95, "backward": 0.92},
     "hidden_262144": {"forward": 0.95, "backward": 0.85},
