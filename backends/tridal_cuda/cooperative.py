@@ -11,18 +11,20 @@ from tridal_accelerator.candidates import first_with_few_spills
 from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
 from tridal_cuda.gpu_problem import Fit, GpuProblem, limit_rows, warps_for
+from tridal_cuda.inner_loop import fit_inner_loop
 from tridal_cuda.resources import max_registers_for
 
 
 def fit_cooperative(problem: GpuProblem) -> Fit | None:
     """Looks for a `Fit` in which all programs of a row are resident at the same time.
 
-    The schedule of the result is `whole_row` if a whole row fits in one block.
+    The schedule of the result is `whole_row` if a whole row fits in one block, and `column_loop` if each program
+    computes several blocks.
     """
     if not problem.can_exchange:
         return None
     try:
-        return first_with_few_spills(fit(problem) for fit in (_fit_one_shot, _fit_row_reload, _fit_blocks))
+        return first_with_few_spills(fit(problem) for fit in _FITS)
     except PlanError:  # Triton 3.2 cannot start all programs at the same time
         return None
 
@@ -159,3 +161,6 @@ def _fit_pipelined(config: KernelConfig, limited: Fit) -> Fit | None:
     pipelined = problem.fit(replace(config, num_stages=stages)).with_register_limit(tuning.BYTES_IN_FLIGHT)
     enough = max(2 * limited.occupancy, stages * cdiv(config.programs_per_row, problem.device.cores))
     return pipelined.without_idle_programs() if pipelined.occupancy * stages >= enough else None
+
+
+_FITS = (_fit_one_shot, _fit_row_reload, fit_inner_loop, _fit_blocks)

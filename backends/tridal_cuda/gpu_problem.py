@@ -74,14 +74,21 @@ class GpuProblem(DeviceProblem):
         return 4 if self.has_large_l1 else 2
 
     @property
-    def reloads_inner_rows(self) -> bool:
-        """Whether inner-dim rows are computed with `reload`.
+    def caches_inner_rows(self) -> bool:
+        """Whether programs can load inner-dim rows again from the L1 cache.
 
-        This helps 16-bit elements only: they need 4 bytes in a register, but 2 in the cache. The tiles are larger, so
-        the problem must have enough data for all multiprocessors.
+        The tiles are larger than without, so the problem must have enough data for all multiprocessors.
         """
         enough = self.bytes_per_tensor >= self.device.cores * tuning.RELOAD_BYTES_IN_FLIGHT
-        return self.has_large_l1 and self.aligned and self.itemsize == 2 and enough and not self.whole_rows
+        return self.has_large_l1 and self.aligned and enough and not self.whole_rows
+
+    @property
+    def reloads_inner_rows(self) -> bool:
+        """Whether inner-dim rows are computed with `reload`, if a program has one tile.
+
+        This helps 16-bit elements only: they need 4 bytes in a register, but 2 in the cache.
+        """
+        return self.itemsize == 2 and self.caches_inner_rows
 
     def with_reload(self, config: KernelConfig) -> KernelConfig:
         """Adds `reload`, and the number of warps that suits it."""

@@ -80,6 +80,7 @@ def test_invariants_hold_for_every_problem_and_every_compiler(problem: Problem, 
 UNALIGNED, STRIDED, INNER = {"aligned": False}, {"layout": "strided", "aligned": False}, {"layout": "inner"}
 COOPERATIVE, WHOLE_ROW = {"schedule": "cooperative"}, {"schedule": "whole_row"}
 RELOAD, NO_RELOAD, ONE_SHOT = {"reload": True}, {"reload": False}, {"persistent": False}
+LOOP = {"schedule": "column_loop", "reload": True}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,20 @@ RELOAD, NO_RELOAD, ONE_SHOT = {"reload": True}, {"reload": False}, {"persistent"
         (problem(512, 262_144, "bfloat16", **INNER), "sm_90", {**RELOAD, "rows": tuning.CACHE_LINE // 2}),
         (problem(512, 2048, "bfloat16", **INNER), "sm_90", NO_RELOAD),
         (problem(5000, 1000, outer=64, **INNER), "sm_90", COOPERATIVE),
+        # long ones are loops, if they fill cache lines, have enough data, and vectors and the L1 cache allow it
+        *((problem(cols, 4096, dtype, reads, **INNER), "sm_90", {**LOOP, "rows": rows, "cols": 8192 // rows})
+          for dtype, cols, rows in (("bfloat16", 6144, 64), ("float32", 12_288, 32)) for reads in (1, 2)),
+        *((problem(6143, 4096, "bfloat16", reads, **INNER), "sm_90", COOPERATIVE) for reads in (1, 2)),
+        (problem(50_257, 32, "bfloat16", outer=16, **INNER), "sm_90", COOPERATIVE),
+        (problem(50_257, 64, "bfloat16", **INNER), "sm_90", COOPERATIVE),
+        (problem(50_257, 512, "bfloat16", **INNER, **UNALIGNED), "sm_90", COOPERATIVE),
+        (problem(50_257, 512, "bfloat16", **INNER, scale_mask=True), "sm_90", COOPERATIVE),
+        (problem(50_257, 512, "bfloat16", **INNER), "sm_86", COOPERATIVE),
+        # the parts of rows that programs compute at the same time fit in the L1 caches, or a row has 64 programs
+        (problem(16_384, 4096, "bfloat16", **INNER), "sm_90", {**LOOP, "programs_per_row": 16}),
+        (problem(16_384, 4096, "bfloat16", 2, **INNER), "sm_90", {**LOOP, "programs_per_row": 32}),
+        (problem(50_257, 4096, "bfloat16", 2, **INNER), "sm_90", {**LOOP, "programs_per_row": 64}),
+        (problem(16_384, 512, "bfloat16", **INNER), "sm_90", {**LOOP, "programs_per_row": 32}),
         # a tile has several narrow rows
         *((problem(3, 1_000_000, **kind), "sm_90", {"rows": tuning.NARROW_TILE_ELEMENTS // 4, "cols": 4})
           for kind in (INNER, UNALIGNED)),

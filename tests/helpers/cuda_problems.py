@@ -46,6 +46,8 @@ _OTHER = [  # both sides of a limit, and plans that would spill
     *_questions(_FORWARD, "bfloat16", (64, 2_097_152), (32, 4_194_304), dim=0),
     *_questions(_BACKWARD, "bfloat16", (1024, 65_536), (1536, 100_000), dim=0),
     *_questions(_BACKWARD, "float32", (1536, 4096), (30_122, 4096), dim=0),
+    *_questions(_BOTH, "float32 bfloat16", (32, 8192, 256), (16, 16_384, 256), dim=1),
+    *_questions(_FORWARD, "bfloat16", (16_384, 512), (50_257, 48), dim=0),
     *_questions(_FORWARD, "float32", (4_194_305, 4), (849, 127), dim=0),
     *_questions(_BACKWARD, "float64", (16_385, 255), dim=0),
 ]

@@ -75,13 +75,14 @@ def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> 
     if config.schedule == "cooperative":
         assert config.programs_per_row > 1
         assert config.cols * config.programs_per_row >= cols_in_tiles
+    else:
+        assert config.programs_per_row == 1 or config.schedule == "column_loop"
+        assert config.schedule == "column_loop" or config.row_cols >= cols_in_tiles
+    if config.programs_per_row > 1:
         assert plan.programs is None or plan.programs % config.programs_per_row == 0
         if problem.statistics:
             assert launched <= resident, "all programs are resident at once"
             assert problem.accumulator == 4, "float64 statistics do not fit in one word"
-    else:
-        assert config.programs_per_row == 1
-        assert config.schedule == "column_loop" or config.row_cols >= cols_in_tiles
     assert config.persistent == (plan.programs is not None)
     assert 1 <= launched <= MAX_PROGRAMS
     assert not problem.column_writes or config.persistent, "each program writes a row of partial sums"
