@@ -104,9 +104,13 @@ class Compiled:
 
     @property
     def runs(self) -> bool:
-        """Whether a program fits on a core and, if programs exchange statistics, all programs of a row are resident."""
+        """Whether a program fits on a core and all programs that wait for each other are resident.
+
+        If programs exchange statistics, these are the programs of a row, or all programs if they do not loop.
+        """
         exchanged = self.config.programs_per_row if self.problem.statistics else 1
-        return self.resident >= exchanged
+        groups = 1 if self.config.persistent or exchanged == 1 else self.problem.tiles(self.config.rows)
+        return self.resident >= exchanged * groups
 
     @property
     def few_spills(self) -> bool:

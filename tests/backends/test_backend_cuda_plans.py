@@ -142,6 +142,16 @@ def test_decision(problem: Problem, arch: str, expected: dict[str, Any]) -> None
         assert programs_per_core * found.config.cols * problem.bytes_read <= (H100.shared_memory or 0), "it fits"
 
 
+def test_programs_that_do_not_loop_are_planned_only_if_all_are_resident() -> None:
+    """The first configuration spills, with so few registers that all one-shot programs seem to be resident."""
+
+    def probe(config: KernelConfig) -> Resources:
+        return Resources(64, 2712, 8) if config.persistent else Resources(158, 0, 8)
+
+    few = problem(11_781, 144, reads=2, outer=3, **STRIDED)
+    assert CUDA.plan(few, ARCHITECTURES["sm_80"], probe, {}).config.persistent
+
+
 def test_a_configuration_that_does_not_fit_raises_with_the_formula() -> None:
     with pytest.raises(PlanError, match=r"does not fit on NVIDIA H100 SXM: min\(.*shared memory 233472//"):
         CUDA.plan(problem(64, 64), H100, lambda config: Resources(32, 0, 1 << 20), {})
