@@ -54,9 +54,10 @@ def test_results_and_gradients_are_those_of_torch(sample: Sample, config: Kernel
     expected = [*as_tuple(sample.expected(**exact)), *gradients(sample.expected, exact).values()]
     with cooperative(config), checked_memory():
         found = [*as_tuple(sample.function(**tensors)), *gradients(sample.function, tensors).values()]
+    # The loss is the sine of the results, so the rounding of a large log-probability changes its gradients.
+    results = max(10.0, *(float(result.detach().abs().max()) for result in as_tuple(sample.expected(**exact))))
     for actual, wanted in zip(found, expected, strict=True):
-        # The loss is the sine of the results, so the rounding of a large log-probability changes its gradients.
-        atol = 2e-5 * max(1.0, float(wanted.detach().abs().max()))
+        atol = 2e-6 * results * max(1.0, float(wanted.detach().abs().max()))
         torch.testing.assert_close(actual.double(), wanted.double(), rtol=1e-5, atol=atol)
 
 

@@ -151,6 +151,8 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         (COLUMN_LOOP, {"peel": True}, {"problem": replace(NUMBERS, scale_mask=True)}, PEELS),
         (COLUMN_LOOP, {"rows": 2, "lanes": 2}, {}, f"lanes = 2, {LANES}"),
         (COLUMN_LOOP, {"cols": 16, "lanes": 8}, {}, "lanes = 8, expected a divisor of cols / 4"),
+        (COLUMN_LOOP, {"lanes": 2}, {"problem": replace(INNER, row_reads=("float32",))},
+         "lanes = 2, expected 1, because lanes of inner dims have no numbers per row"),
         (COLUMN_LOOP, {"cols": 16, "lanes": 32}, {"problem": INNER}, "lanes = 32, expected a divisor of cols / 1"),
         # column_loop by several programs
         (LOOPS, {"programs_per_row": 5}, {}, "programs_per_row = 5, expected at most 4, so that each program has colu"),

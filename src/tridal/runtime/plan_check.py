@@ -91,6 +91,8 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
     if config.lanes > 1 and (schedule != "column_loop" or (config.rows > 1 and not inner)):
         one = 'one row at a time, unless the layout is "inner"'
         yield "lanes", config.lanes, f'1, because only "column_loop" splits a row into lanes, and {one}'
+    if config.lanes > 1 and inner and problem.row_reads:
+        yield "lanes", config.lanes, "1, because lanes of inner dims have no numbers per row"
     vector = 1 if inner else problem.vector
     if config.lanes > 1 and config.cols % (config.lanes * vector):
         yield "lanes", config.lanes, f"a divisor of cols / {vector}, because a lane gets whole vectors"

@@ -75,7 +75,7 @@ def _loops_together(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     made = _cooperative(plan, problem)
     if made.schedule != "cooperative" or made.config.programs_per_row < 3 or not problem.statistics:
         return plan
-    lanes = 4 if problem.layout == "inner" else 1
+    lanes = 4 if problem.layout == "inner" and not problem.row_reads else 1
     config = replace(made.config, schedule="column_loop", programs_per_row=2, peel=False, reload=False, lanes=lanes)
     return replace(made, config=config, programs=2 * min(2, problem.tiles(config.rows)))
 
