@@ -32,7 +32,7 @@ ON_PAGES = {
     ("modulated_layer_norm", "h200"): "norms.md#modulated-norms",
     ("modulated_rms_norm", "h200"): "norms.md#modulated-norms",
     ("gated_modulated_layer_norm", "h200"): "norms.md#modulated-norms",
-    ("gated_modulated_rms_norm", "h200"): "performance-notes.md#two-tiles",
+    ("gated_modulated_rms_norm", "h200"): "performance-notes.md#hidden-sizes",
     ("route_top_k", "h200"): "router.md#kernels",
     ("qk_norm_rotary", "h200"): "rotary.md#norm-of-query-and-key",
 }
