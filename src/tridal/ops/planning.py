@@ -23,6 +23,7 @@ from tridal.kernels.function_errors import reason
 from tridal.kernels.row_kernel import TENSORS, RowKernel
 from tridal.ops import table
 from tridal.ops.kernel_tensors import kernel_tensors
+from tridal.ops.signature import Signature
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
@@ -71,7 +72,8 @@ def plan(
 ) -> KernelPlan:
     """Returns the launch plan of an op on a contiguous matrix of `rows` rows and `cols` columns, both at least 1.
 
-    A call under the current settings, such as `batch_invariant`, has the same plan.
+    A call under the current settings, such as `batch_invariant`, has the same plan. Optional tensors with a number per
+    element, such as the residual of a norm, are absent; those with a number per column, such as a weight, are given.
 
     Args:
         dtype: float16, bfloat16, float32 or float64, or a short name such as "bf16".
@@ -200,24 +202,32 @@ def matrix_call(
     if (size := rows * cols * ITEMSIZE[name]) > _MAX_BYTES:
         raise PlanError(f"a matrix of {rows} x {cols} {name} has {size} bytes, but a tensor has at most 2**63 - 1")
     layout = row_layout((rows, cols), (cols, 1), dim % 2)
+    signatures = (s for each in table.ops().values() for s in (each.signature, each.gradient_signature))
+    signature = next((s for s in signatures if s.kernel is kernel), None)
+    absent = [] if signature is None else _optional_elements(signature)
     if blocks is not None:
         if type(blocks) is not int or blocks < 1 or rows % blocks or dim % 2 != 1:
             raise PlanError(f"blocks must be a number that divides the rows, of dim -1, got {blocks!r}")
-        kernel = _with_blocks(kernel)
+        if signature is None or not signature.per_block:
+            raise PlanError(f"blocks: the kernel {kernel.name!r} has no tensors with a number per column and block")
+        kernel = kernel_tensors(signature, tuple(signature.names[index] for index in signature.per_block)).kernel
         layout = row_layout((blocks, rows // blocks, cols), (rows // blocks * cols, cols, 1), 2, few_rows=0, separate=1)
+    for tensor in absent:
+        kernel = without(kernel, tensor)
     assert layout is not None
     parameters = tuple(1.0 if p != "scale" else None for p in kernel.parameters)
     stride = 0 if blocks is None else cols
     return KernelCall(kernel, layout, tensor_dtypes(kernel, name), (), parameters, block_stride=stride)
 
 
-def _with_blocks(kernel: RowKernel) -> RowKernel:
-    """Gives all tensors of a kernel that may have a number per column and block of rows such numbers."""
-    signatures = (s for op in table.ops().values() for s in (op.signature, op.gradient_signature))
-    signature = next((s for s in signatures if s.kernel is kernel and s.per_block), None)
-    if signature is None:
-        raise PlanError(f"blocks: the kernel {kernel.name!r} has no tensors with a number per column and block")
-    return kernel_tensors(signature, tuple(signature.names[index] for index in signature.per_block)).kernel
+def _optional_elements(signature: Signature) -> list[str]:
+    """Names the optional tensors with a number per element, such as a residual, of a signature's kernel.
+
+    The first one is the input or its result's gradient.
+    """
+    elements = {*signature.with_role("element")[1:]} - {*signature.per_block}
+    inputs = kernel_tensors(signature).inputs
+    return [name for index, name in inputs if index in elements and signature.names[index] in signature.optional]
 
 
 def without(kernel: RowKernel, name: str) -> RowKernel:
