@@ -20,7 +20,7 @@ def fit_column_reads(problem: GpuProblem) -> Fit | None:
     applies = problem.column_reads and problem.statistics and problem.writes and not problem.column_writes
     if not applies or problem.layout != "row" or problem.rows < tuning.MIN_WAVES * problem.device.cores:
         return None
-    config = _several_numbers(problem)
+    config = _several_column_reads(problem)
     if config is None and problem.can_exchange:
         config = _unaligned(problem) if problem.peel else _aligned(problem)
     if config is None:
@@ -29,8 +29,9 @@ def fit_column_reads(problem: GpuProblem) -> Fit | None:
     return fitted if fitted.usable else None
 
 
-def _several_numbers(problem: GpuProblem) -> KernelConfig | None:
-    """Configures aligned rows of one tensor in tiles of twice `NARROW_TILE_ELEMENTS`, if numbers take issue slots.
+def _several_column_reads(problem: GpuProblem) -> KernelConfig | None:
+    """Configures aligned rows of one tensor in tiles of twice `NARROW_TILE_ELEMENTS`, if loads of numbers limit the
+    kernel: 16-bit rows with few issue slots, or 32-bit rows of blocks with numbers of their own.
 
     A register limit for more programs makes the loads of the numbers wait. Share of copy with it (without), bf16, H200:
     LayerNorm 2048 columns 0.91 (0.98). If blocks of rows have numbers of their own, `reload` helps as well: modulated
@@ -39,10 +40,10 @@ def _several_numbers(problem: GpuProblem) -> KernelConfig | None:
     cols, several = 2 * tuning.NARROW_TILE_ELEMENTS, len(problem.column_reads) > 1
     if problem.tile_cols != cols or problem.peel or problem.reads_several or not several:
         return None
-    if not (problem.few_slots or (problem.per_block and problem.itemsize == 4)):
+    reload = problem.per_block and problem.has_large_l1
+    if not (problem.few_slots or (reload and problem.itemsize == 4)):
         return None
-    reload, warps = problem.per_block and problem.has_large_l1, _warps_of_64_bytes(problem)
-    return KernelConfig("whole_row", 1, cols, warps, persistent=False, reload=reload)
+    return KernelConfig("whole_row", 1, cols, _warps_of_64_bytes(problem), persistent=False, reload=reload)
 
 
 def _warps_of_64_bytes(problem: GpuProblem) -> int:

@@ -34,12 +34,12 @@ class GpuProblem(DeviceProblem):
 
     @property
     def loads_late(self) -> bool:
-        """Whether the kernel reads a tensor that no statistic needs, such as a gate."""
+        """Whether the kernel reads several tensors and keeps more than two tiles, as one with a gate does."""
         return self.reads_several and self.live_tiles > 2
 
     @property
     def padding(self) -> float:
-        """The part of a tile that holds a whole row which is padding."""
+        """The share of padding in a tile that holds a whole row."""
         return 1 - self.cols / self.tile_cols
 
     @property
@@ -77,7 +77,7 @@ class GpuProblem(DeviceProblem):
     def caches_inner_rows(self) -> bool:
         """Whether programs can load inner-dim rows again from the L1 cache.
 
-        The tiles are larger than without, so the problem must have enough data for all multiprocessors.
+        The problem must have enough data for all multiprocessors, because tiles with `reload` are larger.
         """
         enough = self.bytes_per_tensor >= self.device.cores * tuning.RELOAD_BYTES_IN_FLIGHT
         return self.has_large_l1 and self.aligned and enough and not self.whole_rows

@@ -50,7 +50,8 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
     else:
         fitted = replace(gpu_problem, probe=probe).fit(config)
         if not fitted.runs:
-            raise PlanError(f"not all programs of a row are resident: {device.cores} SMs x {fitted.formula}")
+            waiting = "of a row" if fitted.config.persistent else "of a launch, which do not loop,"
+            raise PlanError(f"not all programs {waiting} are resident: {device.cores} SMs x {fitted.formula}")
     programs, explanation = _count_programs(fitted)
     return fitted.launch_plan(programs, gpu_problem.tiles(fitted.config.rows), explanation)
 

@@ -73,20 +73,20 @@ COLUMN_READS_BYTES_IN_FLIGHT = 128 * _KIB  # with `reload`: the L1 cache holds s
 # Kernels of one tensor whose rows have the same numbers per column need less padding than MUCH_PADDING: LayerNorm bf16
 # has in one tile (in two) 1792 columns 0.87 (0.97), 3584 0.94 (0.97), 7680 0.88 (0.95).
 LITTLE_PADDING = 1 / 16
-# Of one tile, at most, for 32-bit rows with several numbers per column: LayerNorm with a residual 2304 columns 0.83
-# (0.99), but 6144 1.01 (0.97).
+# Of one tile, at most, for 32-bit rows of several tensors with several numbers per column: LayerNorm with a residual
+# 2304 columns 0.83 (0.99), but 6144 1.01 (0.97).
 TWO_TILES_SEVERAL_COLS = 4096
 # 16-bit kernels have FEW_ELEMENTS_PER_THREAD of the first tile with `reload`, in LayerNorm and in the gradients below,
-# and half as many otherwise, as all 32-bit kernels have. Share (with the other number): LayerNorm 1152 0.98 (0.94),
-# but modulated RMSNorm 1152 0.92 (0.83), gated RMSNorm 2880 0.96 (0.91), 6144 0.98 (0.90).
-# Gradients: from this size of the first tile, unless the rest has more than this part of it, or twice this part with
-# two sums and few tensors. RMSNorm 4608 0.96 (0.82), LayerNorm 4608 0.96 (0.76), 6144 0.91 (0.86), but RMSNorm 2304
-# 0.97 (0.98), 6144 0.75 (0.87), LayerNorm with a residual 6144 0.89 (0.98), gated RMSNorm 5120 0.81 (0.93).
+# and half as many otherwise, as all 32-bit kernels have. Share with FEW_ELEMENTS_PER_THREAD (with half): LayerNorm 1152
+# 0.98 (0.94), but modulated RMSNorm 1152 0.83 (0.92), gated RMSNorm 2880 0.91 (0.96), 6144 0.90 (0.98).
+# Gradients: from this size of the first tile, unless the rest has more than 1 / TWO_TILES_PARTS of it, or twice that
+# with two sums and two tensors. RMSNorm 4608 0.96 (0.82), LayerNorm 4608 0.96 (0.76), 6144 0.91 (0.86), but RMSNorm
+# 2304 0.97 (0.98), 6144 0.75 (0.87), LayerNorm with a residual 6144 0.89 (0.98), gated RMSNorm 5120 0.81 (0.93).
 TWO_TILES_FEW_THREADS_COLS, TWO_TILES_PARTS = 4096, 4
 # From this size of the first tile, kernels without sums that read one tensor have `reload`. Share without it (with it):
 # modulated LayerNorm bf16 2560 columns 0.87 (0.91), 5120 0.82 (0.86), but 1536 0.87 (0.81); LayerNorm bf16 2560 0.92
-# (0.98). If blocks of 16-bit rows have numbers of their own, the rest has at least TWO_TILES_PARTS of the first tile:
-# modulated LayerNorm 2304 with 256 columns 0.78, with 512 0.88, 4608 with 512 0.76, with 1,024 0.85.
+# (0.98). If blocks of 16-bit rows have numbers of their own, the rest has at least 1 / TWO_TILES_PARTS of the first
+# tile: modulated LayerNorm 2304 with 256 columns 0.78, with 512 0.88, 4608 with 512 0.76, with 1,024 0.85.
 TWO_TILES_RELOAD_BYTES = 4 * _KIB
 
 # Inner-dim rows

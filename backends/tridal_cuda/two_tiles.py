@@ -1,4 +1,4 @@
-"""Configures rows with two tiles on a GPU: rows that fill too little of one tile.
+"""Configures rows with two tiles on a GPU: rows that fill too little of one tile, or need too many registers in one.
 
 Padding takes registers and issue slots like elements. So many registers limit the programs, and thus the bytes in
 flight, of kernels that keep sums over rows or several numbers per column in registers.
@@ -24,7 +24,7 @@ def fit_two_tiles(problem: GpuProblem) -> Fit | None:
     reload = one_tensor and problem.has_large_l1 and first * problem.itemsize >= tuning.TWO_TILES_RELOAD_BYTES
     if reload and problem.per_block and problem.itemsize == 2:
         rest = max(rest, first // tuning.TWO_TILES_PARTS)
-    many = _has_few_threads(problem, first, rest) if sums else reload or (one_tensor and not problem.per_block)
+    many = _sums_have_few_threads(problem, first, rest) if sums else reload or (one_tensor and not problem.per_block)
     per_thread = tuning.FEW_ELEMENTS_PER_THREAD // (1 if many and problem.itemsize == 2 else 2)
     config = KernelConfig(
         "whole_row", 1, first, warps_for(first, per_thread), stages, persistent=sums, reload=reload, rest_cols=rest
@@ -34,13 +34,13 @@ def fit_two_tiles(problem: GpuProblem) -> Fit | None:
 
 
 def _needs_registers(problem: GpuProblem) -> bool:
-    """Whether a kernel keeps sums of 16-bit rows, or many rows, and a tensor that is loaded late or several numbers per
-    column, which no program loads only once.
+    """Whether a kernel needs many registers: it sums 16-bit rows, or it has many rows and numbers per column, and loads
+    a tensor late or has several of these numbers.
 
     With more issue slots per byte, 16-bit rows that have the same numbers are loaded again by more threads instead.
     """
-    if problem.column_writes:
-        return problem.itemsize == 2
+    if problem.column_writes or not problem.column_reads:
+        return bool(problem.column_writes) and problem.itemsize == 2
     many_rows = problem.rows >= tuning.MIN_WAVES * problem.device.cores
     if not (problem.statistics and problem.writes and many_rows) or problem.itemsize > 4:
         return False
@@ -62,12 +62,15 @@ def _least_padding(problem: GpuProblem) -> float:
 
 
 def _keeps_gate(problem: GpuProblem) -> bool:
-    """Whether a kernel with sums keeps elements of three tensors and their gradients at the same time."""
+    """Whether a kernel with sums keeps elements of three tensors and their gradients at the same time.
+
+    Share of copy in one tile of 8,192 columns (in two), H200: gradient of gated RMSNorm, bf16 0.82 (0.92).
+    """
     return bool(problem.column_writes) and len(problem.reads) > 2 and problem.live_tiles > 5
 
 
-def _has_few_threads(problem: GpuProblem, first: int, rest: int) -> bool:
-    """Whether the threads of a kernel with sums have as many elements as those of one tile."""
+def _sums_have_few_threads(problem: GpuProblem, first: int, rest: int) -> bool:
+    """Whether a thread of a kernel with sums has `FEW_ELEMENTS_PER_THREAD`, so that more programs are resident."""
     little_else = len((*problem.reads, *problem.added)) == 2 and len(problem.column_writes) > 1
     most = first // (tuning.TWO_TILES_PARTS // 2 if little_else else tuning.TWO_TILES_PARTS)
     return first >= tuning.TWO_TILES_FEW_THREADS_COLS and rest <= most and not _keeps_gate(problem)

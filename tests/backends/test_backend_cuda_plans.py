@@ -152,6 +152,12 @@ def test_programs_that_do_not_loop_are_planned_only_if_all_are_resident() -> Non
     assert CUDA.plan(few, ARCHITECTURES["sm_80"], probe, {}).config.persistent
 
 
+def test_a_given_configuration_of_programs_that_do_not_loop_needs_all_of_them() -> None:
+    given = {KERNEL_CONFIG: KernelConfig("cooperative", 1, 4096, 4, programs_per_row=16, persistent=False)}
+    with pytest.raises(PlanError, match=r"not all programs of a launch, which do not loop, are resident: 132 SMs x "):
+        CUDA.plan(problem(65_536, 4096), H100, lambda config: Resources(64, 0, 0), given)
+
+
 def test_a_configuration_that_does_not_fit_raises_with_the_formula() -> None:
     with pytest.raises(PlanError, match=r"does not fit on NVIDIA H100 SXM: min\(.*shared memory 233472//"):
         CUDA.plan(problem(64, 64), H100, lambda config: Resources(32, 0, 1 << 20), {})

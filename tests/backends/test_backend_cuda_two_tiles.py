@@ -33,7 +33,7 @@ def plan_of(op: str, cols: int, arch: str = "h200", dtype: str = "bf16", **block
         ("gated_rms_norm_backward", 8192, "h200", None, (4096, 4096, 8, 3)),
     ],
 )
-def test_rows_with_much_padding_have_two_tiles(
+def test_rows_that_need_many_registers_have_two_tiles(
     op: str, cols: int, arch: str, blocks: int | None, tiles: tuple[int, ...]
 ) -> None:
     found = plan_of(op, cols, arch, blocks=blocks)
@@ -56,6 +56,8 @@ def test_rows_with_much_padding_have_two_tiles(
         ("layer_norm_backward", 1152, {"dtype": "fp32"}),
         ("layer_norm_backward", 10_240, {}),  # several programs
         ("softmax", 1152, {}),
+        ("softmax_backward", 1152, {}),
+        ("log_softmax_backward", 2560, {"dtype": "fp32"}),
         ("swiglu", 1152, {}),
     ],
 )
