@@ -26,6 +26,7 @@ CONFIGS = {
     "loop": KernelConfig("column_loop", 1, 8, programs_per_row=2),
     "loop over rows of a tile": KernelConfig("column_loop", 2, 8, programs_per_row=4, reload=True),
     "loop with peel": KernelConfig("column_loop", 1, 8, programs_per_row=2, peel=True),
+    "loop with peel and lanes": KernelConfig("column_loop", 1, 16, programs_per_row=2, peel=True, lanes=2),
     "loop with lanes": KernelConfig("column_loop", 1, 16, programs_per_row=2, lanes=2, persistent=False),
 }
 EACH_CONFIG = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -100,6 +101,7 @@ def test_groups_of_programs_compute_each_row_once_in_any_order(config: KernelCon
         KernelConfig("column_loop", 8, 8, programs_per_row=3),
         KernelConfig("column_loop", 4, 4, programs_per_row=5, reload=True, num_stages=2),
         KernelConfig("column_loop", 8, 8, programs_per_row=2, lanes=4),
+        KernelConfig("column_loop", 8, 8, programs_per_row=3, reload=True, lanes=4),
         KernelConfig("column_loop", 8, 16, lanes=4),
     ],
     ids=str,

@@ -30,6 +30,7 @@ def config(programs_per_row: int, **fields: Any) -> KernelConfig:
     return KernelConfig("cooperative", **{"rows": 1, "cols": 1024, "programs_per_row": programs_per_row, **fields})
 
 
+LOOPS = KernelConfig("column_loop", 32, 64, programs_per_row=10, reload=True, lanes=16)
 CASES = {
     "one_shot_of_100_programs": (kernel_call((1, 100 * 1024), dtypes="bfloat16"), config(100, persistent=False), 100),
     "dynamic": (kernel_call((50, 9 * 1024), kernel=LOG_SOFTMAX.forward), config(9), 63),
@@ -37,7 +38,7 @@ CASES = {
     "many_programs": (kernel_call((10, 97 * 1024 - 1)), config(97), 97),
     "static_many_programs": (kernel_call((10, 97 * 1024), dtypes="bfloat16"), config(97, num_stages=2), 97),
     "several_rows": (kernel_call((9, 2500, 64), 1), config(20, rows=32, cols=128), 100),
-    "loops": (kernel_call((9, 2500, 64), 1), KernelConfig("column_loop", 32, 64, programs_per_row=10, lanes=16), 100),
+    "loops": (kernel_call((9, 2500, 64), 1), LOOPS, 100),
     "small_tiles": (kernel_call((60, 100)), config(4, cols=32), 24),
 }  # fmt: skip
 """A call, a configuration and a number of programs, all of which are resident on a GPU with 132 multiprocessors."""

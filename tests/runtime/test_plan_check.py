@@ -146,7 +146,7 @@ OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same 
         *((WHOLE_ROW, {name: True}, {"problem": TOP}, f"{name} = True, expected False, because a program has to hol")
           for name in ("peel", "reload")),
         # column_loop
-        (COLUMN_LOOP, {"reload": True}, {}, "reload = True, expected False, because 'column_loop' does not support it"),
+        (COLUMN_LOOP, {"reload": True}, {}, "reload = True, expected False, because only a 'column_loop' with several"),
         (COLUMN_LOOP, {"peel": True}, {}, PEELS),
         (COLUMN_LOOP, {"peel": True}, {"problem": replace(NUMBERS, scale_mask=True)}, PEELS),
         (COLUMN_LOOP, {"rows": 2, "lanes": 2}, {}, f"lanes = 2, {LANES}"),

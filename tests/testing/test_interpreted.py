@@ -40,6 +40,8 @@ def test_a_plan_has_the_limits_of_the_architecture_and_is_not_cooperative() -> N
         assert replace(planning.plan(4096, 640, arch="h100").config, exp2_bias=None) == narrow.config
         assert planning.plan(4096, 131_072, arch="h100").config.schedule == "cooperative"
         assert (backend.properties(0).cores, wide.config.schedule) == (cores, "column_loop")
+        assert planning.plan(50_257, 512, dtype="bf16", dim=0, arch="h100").config.programs_per_row > 1
+        assert planning.plan(50_257, 512, dtype="bf16", dim=0, device=backend.name).config.programs_per_row == 1
     with pytest.raises(UnknownDeviceError, match=r"backend 'cuda' has no architecture 'gfx942' \(it has: sm_"):
         testing.interpreted(cuda, "gfx942")
 

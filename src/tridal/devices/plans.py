@@ -32,8 +32,8 @@ class KernelConfig:
     num_stages: int = 1
     """Tiles in flight in the loop over tiles (or over blocks of columns); above 1, loads are pipelined."""
     programs_per_row: int = 1
-    """Above 1 for "cooperative", and possibly for "column_loop". These programs must all be resident at the same time
-    if they exchange statistics."""
+    """Programs that compute a row together: above 1 for "cooperative", at least 1 for "column_loop", else 1. They must
+    all be resident at the same time if they exchange statistics."""
     max_registers: int | None = None
     """Limit on the registers of a thread; None leaves it to the compiler."""
     peel: bool = False

@@ -2,8 +2,9 @@
 
 The first loop computes the statistics of the rows, the second loop the output. With `lanes` above 1, a row is divided
 into so many lanes, which have their own statistics until the first loop ends. With `peel`, the statistics of the head
-and the tail are computed before the loop, and there is no second loop. If several programs compute a row, each
-has every `programs_per_row`-th block of columns, and they exchange their statistics between the loops.
+and the tail are computed before the loop, and there is no second loop. If several programs compute a row, each has
+every `programs_per_row`-th block of columns, and they exchange their statistics between the loops. With `reload`, the
+first loop asks the cache to keep the elements for the second one.
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ def merge_lanes(w: Writer) -> None:
         w(f"part_{first.name} = {first.name}")
     if "part_count" in w.plan.used("rebase"):
         w("part_count = counted")
-        if w.plan.exchange:
-            w('count = repeat_lanes(tl.maximum(merge_lanes(counted, "sum"), 1.0))')
+    if w.plan.exchange and counts_elements(w.plan) and needs_count(w.plan):
+        w('count = repeat_lanes(tl.maximum(merge_lanes(counted, "sum"), 1.0))')
     merge(first, first.name)
     rebase(w, {first.name: f"repeat_lanes({first.name})"} if w.plan.rows > 1 else None)
     for s in laters:

@@ -82,7 +82,7 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
         if getattr(config, feature) and feature not in backend.features:
             yield feature, True, f"False, because the backend's `features` lack {feature!r}"
     if config.reload and schedule == "column_loop" and config.programs_per_row == 1:
-        yield "reload", True, f"False, because {schedule!r} does not support it, unless several programs compute a row"
+        yield "reload", True, f"False, because only a {schedule!r} with several programs per row supports it"
     if config.rest_cols:
         yield from _wrong_rest(backend, problem, config)
     if config.lanes > 1 and "lanes" not in backend.features:

@@ -57,13 +57,16 @@ def interpreted(backend: Backend, arch: str | None = None) -> Backend:
     properties, schedules = known[name], backend.schedules - {"cooperative"}
     compiles = can_compile(properties.target)
 
+    def runs(config: KernelConfig) -> bool:
+        return config.schedule in schedules and config.programs_per_row == 1
+
     def plan(problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         def probed(config: KernelConfig) -> Resources:
-            return probe(config) if compiles and config.schedule in schedules else Resources(32, 0, 0)
+            return probe(config) if compiles and runs(config) else Resources(32, 0, 0)
 
         made = backend.plan(problem, device, probed, options)
         made = replace(made, config=replace(made.config, exp2_bias=None))  # corrects an error that only devices make
-        return made if made.schedule != "cooperative" else column_loop(replace(made, occupancy=None), problem)
+        return made if runs(made.config) else column_loop(replace(made, occupancy=None), problem)
 
     return with_members(
         backend, name=f"{backend.name}interpreted", device_type="cpu", interpreted=True, schedules=schedules,

@@ -70,13 +70,13 @@ def _lanes(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     return plan if problem.layout == "inner" else column_loop(plan, problem, rows=1, lanes=4, cols=cols)
 
 
-def _loops_together(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+def _loops_together(plan: LaunchPlan, problem: Problem, reload: bool = False) -> LaunchPlan:
     """Returns a plan in which two programs loop over the three or four blocks of columns of each row."""
     made = _cooperative(plan, problem)
     if made.schedule != "cooperative" or made.config.programs_per_row < 3 or not problem.statistics:
         return plan
     lanes = 4 if problem.layout == "inner" and not problem.row_reads else 1
-    config = replace(made.config, schedule="column_loop", programs_per_row=2, peel=False, reload=False, lanes=lanes)
+    config = replace(made.config, schedule="column_loop", programs_per_row=2, peel=False, reload=reload, lanes=lanes)
     return replace(made, config=config, programs=2 * min(2, problem.tiles(config.rows)))
 
 
@@ -107,6 +107,7 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "column_loop+peel": _peeled_column_loop,
     "column_loop+lanes": _lanes,
     "column_loop+cooperative": _loops_together,
+    "column_loop+cooperative+reload": partial(_loops_together, reload=True),
     "whole_row+reload": partial(_whole_row, reload=True),
     "whole_row+rest_cols": _with_rest,
     "whole_row+rest_cols+reload": partial(_with_rest, reload=True),
