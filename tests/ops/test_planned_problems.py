@@ -9,6 +9,7 @@ import torch
 
 import tridal
 from recording_backend import RecordingBackend, serving
+from tridal.ops import planning
 
 pytest.importorskip("triton")
 
@@ -34,3 +35,17 @@ def test_each_stride_decides_the_alignment(recording: RecordingBackend, blocks: 
     torch.testing.assert_close(tridal.swiglu(gate, up), torch.nn.functional.silu(gate) * up)
     (problem,) = recording.problems
     assert problem.aligned is aligned
+
+
+@pytest.mark.parametrize(
+    ("op", "blocks", "reads"),
+    [
+        ("rms_norm", None, ("x",)),
+        ("rms_norm_backward", None, ("dy", "x")),
+        ("gated_rms_norm", None, ("x", "gate")),
+        ("modulated_layer_norm", 4, ("x",)),
+    ],
+)
+def test_optional_tensors_per_element_are_absent(op: str, blocks: int | None, reads: tuple[str, ...]) -> None:
+    kernel = planning.matrix_call(64, 96, op=op, blocks=blocks).kernel
+    assert (kernel.reads, kernel.added) == (reads, None)

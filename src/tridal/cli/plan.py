@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCHEDULES = {
     "whole_row": "each program holds whole rows, and reads and writes each element once",
     "cooperative": "several programs compute a row, and exchange statistics if it has any; each element is read once",
-    "column_loop": "each program loops over the columns twice, for the row's statistics and for the result",
+    "column_loop": "programs loop over blocks of the columns twice, for the row's statistics and for the result",
 }
 """Descriptions of the schedules, for the output."""
 
@@ -96,7 +96,8 @@ def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: Kern
     parts += [count(config.num_warps, "warp"), count(config.num_stages, "stage")]
     parts += [f"{config.programs_per_row} programs per row"] * (config.programs_per_row > 1)
     parts += ["peels unaligned heads and tails"] * config.peel
-    parts += ["reloads the row in each pass"] * config.reload
+    looped = config.schedule == "column_loop"
+    parts += ["asks the cache to keep the row" if looped else "reloads the row in each pass"] * config.reload
     parts += [f"statistics in {config.lanes} lanes"] * (config.lanes > 1)
     parts += ["corrects the mean error of exp2"] * bool(config.exp2_bias)
     facts = [

@@ -223,7 +223,7 @@ def matrix_call(
 def _optional_elements(signature: Signature) -> list[str]:
     """Names the optional tensors with a number per element, such as a residual, of a signature's kernel.
 
-    The first one is the input or its result's gradient.
+    The first tensor, the input or the gradient of the result, is never absent.
     """
     elements = {*signature.with_role("element")[1:]} - {*signature.per_block}
     inputs = kernel_tensors(signature).inputs
