@@ -18,7 +18,7 @@ from tridal_cuda.resources import max_registers_for
 def fit_column_reads(problem: GpuProblem) -> Fit | None:
     """Fits narrow, wide and unaligned rows of such a kernel. None stands for other problems."""
     applies = problem.column_reads and problem.statistics and problem.writes and not problem.column_writes
-    if not applies or problem.layout != "row" or problem.rows < tuning.MIN_WAVES * problem.device.cores:
+    if not applies or problem.layout != "row" or problem.few_rows:
         return None
     config = _several_column_reads(problem)
     if config is None and problem.can_exchange:
@@ -37,8 +37,8 @@ def _several_column_reads(problem: GpuProblem) -> KernelConfig | None:
     LayerNorm 2048 columns 0.91 (0.98). If blocks of rows have numbers of their own, `reload` helps as well: modulated
     LayerNorm 2048 0.79 (0.90), float32 0.86 (0.95), modulated RMSNorm 2048 0.83 (0.95), float32 0.87 (0.97).
     """
-    cols, several = 2 * tuning.NARROW_TILE_ELEMENTS, len(problem.column_reads) > 1
-    if problem.tile_cols != cols or problem.peel or problem.reads_several or not several:
+    cols = 2 * tuning.NARROW_TILE_ELEMENTS
+    if problem.tile_cols != cols or problem.peel or problem.reads_several or not problem.reads_several_columns:
         return None
     reload = problem.per_block and problem.has_large_l1
     if not (problem.few_slots or (reload and problem.itemsize == 4)):
@@ -113,4 +113,4 @@ def _loads_little(problem: GpuProblem) -> bool:
 
 def _needs_slots(problem: GpuProblem) -> bool:
     """Whether several numbers per column take more issue slots than more threads save time."""
-    return problem.few_slots and len(problem.column_reads) > 1
+    return problem.few_slots and problem.reads_several_columns

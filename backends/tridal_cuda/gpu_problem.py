@@ -33,6 +33,16 @@ class GpuProblem(DeviceProblem):
         return len(self.reads) > 1
 
     @property
+    def reads_several_columns(self) -> bool:
+        """Whether the kernel reads more than one number per column."""
+        return len(self.column_reads) > 1
+
+    @property
+    def few_rows(self) -> bool:
+        """Whether one program for each row would leave too much of the GPU idle in the last wave."""
+        return self.rows < tuning.MIN_WAVES * self.device.cores
+
+    @property
     def loads_late(self) -> bool:
         """Whether the kernel reads several tensors and keeps more than two tiles, as one with a gate does."""
         return self.reads_several and self.live_tiles > 2

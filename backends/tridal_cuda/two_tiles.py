@@ -39,19 +39,23 @@ def _needs_registers(problem: GpuProblem) -> bool:
 
     With more issue slots per byte, 16-bit rows that have the same numbers are loaded again by more threads instead.
     """
-    if problem.column_writes or not problem.column_reads:
-        return bool(problem.column_writes) and problem.itemsize == 2
-    many_rows = problem.rows >= tuning.MIN_WAVES * problem.device.cores
-    if not (problem.statistics and problem.writes and many_rows) or problem.itemsize > 4:
+    if problem.column_writes:
+        return problem.itemsize == 2
+    applies = problem.column_reads and problem.statistics and problem.writes and not problem.few_rows
+    if not applies or problem.itemsize > 4:
         return False
-    several, wide = len(problem.column_reads) > 1, problem.itemsize > 2 and problem.reads_several
-    return problem.loads_late or (several and (problem.few_slots or problem.per_block or wide))
+    several = problem.reads_several_columns and (problem.few_slots or problem.per_block)
+    return problem.loads_late or several or _reads_several_of_both(problem)
+
+
+def _reads_several_of_both(problem: GpuProblem) -> bool:
+    """Whether a kernel of 32-bit rows reads several tensors and several numbers per column."""
+    return problem.itemsize > 2 and problem.reads_several and problem.reads_several_columns
 
 
 def _most_cols(problem: GpuProblem) -> int:
     """Returns the largest tile that is divided."""
-    several = problem.itemsize > 2 and problem.reads_several and len(problem.column_reads) > 1
-    return tuning.TWO_TILES_SEVERAL_COLS if several else tuning.SUMS_WHOLE_ROW_COLS
+    return tuning.TWO_TILES_SEVERAL_COLS if _reads_several_of_both(problem) else tuning.SUMS_WHOLE_ROW_COLS
 
 
 def _least_padding(problem: GpuProblem) -> float:

@@ -17,8 +17,7 @@ def fit_whole_row(problem: GpuProblem) -> Fit | None:
     if config is None:
         return None
     can_cooperate = problem.layout != "inner" and config.cols > tuning.WIDE_ROW_COLS and problem.can_exchange
-    few_rows = problem.rows < tuning.MIN_WAVES * problem.device.cores
-    if can_cooperate and (few_rows or (problem.peel and not config.reload)):
+    if can_cooperate and (problem.few_rows or (problem.peel and not config.reload)):
         return None  # `cooperative` is better at any occupancy, so do not compile
     if config.reload:
         fitted = _fit_reload(config, problem)

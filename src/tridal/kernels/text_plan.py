@@ -61,7 +61,7 @@ class TextPlan:
         def __getattr__(self, constant: str) -> Any: ...
 
     def __init__(self, kernel: RowKernel, constants: dict[str, Any], arguments: frozenset[str], loops: bool) -> None:
-        self.kernel, self.arguments, self.loops = kernel, arguments, loops
+        self.kernel, self.arguments = kernel, arguments
         self.constants = constants | constants_of(kernel) | {"LOOPS": loops}
         self.__dict__.update((name.lower(), value) for name, value in self.constants.items())
         self.acc = _ACCUMULATOR[self.acc_dtype]
