@@ -10,7 +10,6 @@ first loop asks the cache to keep the elements for the second one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 
 from tridal.kernels import groups, small_tiles
 from tridal.kernels.parts import merge_parts
@@ -27,7 +26,8 @@ def column_loop(w: Writer) -> None:
     p.flags = {"UNNORMALIZED": False, "GUARD": p.exchange or p.zero_masked_rows, "REFINE": p.cols >= 128}
     p.flags_of["term"] = {"GUARD": True}  # all elements of a block of columns may be -inf
     p.flags_of["rebase"] = {"EXP2_BIAS": None}  # the device's exp is fast enough for one number per row
-    with tiles(w):
+    groups.programs(w)
+    with groups.tiles(w):
         w.position()
         w.load_rows(p.all_used)
         w.pick()
@@ -55,28 +55,10 @@ def column_loop(w: Writer) -> None:
         groups.release(w)
 
 
-def tiles(w: Writer) -> AbstractContextManager[None]:
-    """The loop over the tiles of a program."""
-    if w.plan.rank:
-        groups.programs(w)
-        return groups.tiles(w)
-    if w.plan.per_block:
-        w.block_of_program("tl.program_id(0)")
-    return w("for tile in tl.range(FIRST_TILE, END_TILE, STEP):", **tile_range(w.plan))
-
-
 def blocks(w: Writer) -> Text:
     """The loop over the blocks of columns of a program."""
     first, step = ("rank", ", PROGRAMS_PER_ROW") if w.plan.rank else ("0", "")
     return w(f"for column_block in tl.range({first}, tl.cdiv(cols, COLS){step}, num_stages=NUM_STAGES):")
-
-
-def tile_range(p: TextPlan) -> dict[str, str]:
-    """The group of a program, and the range of its tiles: the first tile, the end, and the step."""
-    group = "group" if p.rank else "tl.program_id(0)"
-    if p.per_block:
-        return {"GROUP": group, "FIRST_TILE": f"first_tile + {group} % groups", "END_TILE": "tiles", "STEP": "groups"}
-    return {"GROUP": group, "FIRST_TILE": group, "END_TILE": p.literals["TILES"], "STEP": "tl.num_programs(0)"}
 
 
 def counts_elements(p: TextPlan) -> bool:
@@ -190,13 +172,13 @@ def merge_lanes(w: Writer) -> None:
 
 def add_to_stored_sums(w: Writer) -> None:
     """Adds the terms of a block of columns to the partial sums of the program, which are in memory."""
-    p, names = w.plan, w.kernel.column_writes
+    p, names, group = w.plan, w.kernel.column_writes, groups.group(w.plan)
     if names:
         w("sum_column = column_block * COLS + tl.arange(0, COLS)")
     for name in names:
-        named = tile_range(p) | {"TERM": f"tl.sum({w.write_sum_term(name, p.body)}, {1 - p.axis})"}
+        named = {"TERM": f"tl.sum({w.write_sum_term(name, p.body)}, {1 - p.axis})", "FIRST_TILE": groups.first_tile(p)}
         w(f"""
-            {name}_at = {name}_sums + tl.cast(GROUP, tl.int64) * cols + sum_column
+            {name}_at = {name}_sums + tl.cast({group}, tl.int64) * cols + sum_column
             is_later_tile = tile != FIRST_TILE
             sum_of_{name} = tl.load({name}_at, mask=(sum_column < cols) & is_later_tile, other=0.0)
             tl.store({name}_at, sum_of_{name} + TERM, mask=sum_column < cols)""", **named)  # fmt: skip

@@ -19,6 +19,16 @@ def claims_tiles(p: TextPlan) -> bool:
     return bool(p.exchange and p.persistent and not (pipelined or p.kernel.column_writes or p.int64_tiles))
 
 
+def group(p: TextPlan) -> str:
+    """The index of the group of a program. If programs do not loop, each group has one tile."""
+    return "group" if p.rank or p.persistent else "tile"
+
+
+def first_tile(p: TextPlan) -> str:
+    """The first tile of a program that does not claim tiles."""
+    return "first_tile + group % groups" if p.per_block and p.persistent else group(p)
+
+
 def programs(w: Writer) -> None:
     """The index of a program's group, its rank in the group, the number of groups, and the number of tiles."""
     p = w.plan
@@ -41,9 +51,8 @@ def tiles(w: Writer) -> Iterator[None]:
         w("tile = group" if p.rank else "tile = tl.program_id(0)")
         yield
     elif not claims_tiles(p):
-        first = "first_tile + group % groups" if p.per_block else "group"
         stages = "" if p.loops else ", num_stages=NUM_STAGES"
-        with w(f"for tile in tl.range(FIRST_TILE, tiles, groups{stages}):", FIRST_TILE=first):
+        with w(f"for tile in tl.range(FIRST_TILE, tiles, groups{stages}):", FIRST_TILE=first_tile(p)):
             yield
             if p.exchange:
                 w("clear_slots(workspace, tile - groups, rank)")

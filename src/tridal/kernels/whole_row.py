@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 
-from tridal.kernels.groups import exchange, programs, release, tiles
+from tridal.kernels.groups import exchange, group, programs, release, tiles
 from tridal.kernels.parts import merge_parts
 from tridal.kernels.pieces import Writer
 from tridal.kernels.small_tiles import edges
@@ -180,8 +180,7 @@ def store_sums(w: Writer) -> None:
     for area in p.fixed_areas if names else ():
         w("COLUMN = " + "rank * COLS + " * bool(p.rank) + p.arange(area), COLUMN=area("sum_column"))
     for name, area in itertools.product(names, p.fixed_areas):
-        group = "group" if p.rank or p.persistent else "tile"
         at, column = area(f"{name}_at"), area("sum_column")
         w(f"""
-            {at} = {name}_sums + tl.cast({group}, tl.int64) * cols + {column}
+            {at} = {name}_sums + tl.cast({group(p)}, tl.int64) * cols + {column}
             tl.store({at}, tl.sum({area(f"sum_of_{name}")}, {1 - p.axis}), mask={column} < cols)""")
