@@ -71,22 +71,23 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
     narrow = cols <= tuning.NARROW_TILE_ELEMENTS if more_threads else row_bytes < tuning.NARROW_RELOAD_BYTES
     if narrow or not problem.has_large_l1:
         return None
-    # With `reload`, a tensor that no statistic needs is loaded after all statistics, and the memory waits until then. A
-    # gated RMSNorm of 131072x4096 and 65536x8192 in bf16 takes 0.65 of the time without it (H200). A register limit for
-    # more programs makes the latter 1.24 times as slow. 64 bytes of a tensor per thread: in float32, 3584 columns have
-    # 1.02 of copy, and 0.86 with twice as many.
+    # Kernels that load a tensor after the statistics have no register limit, and 64 bytes of a tensor per thread. Share
+    # of copy of gated RMSNorm in bf16 without `reload` (with it), H200: 3584 columns 0.98 (1.02), 7168 0.89 (0.99),
+    # 8192 0.94 (1.01). In float32, both are 1.02 to 1.04, and 0.86 with twice as many bytes per thread.
     if problem.loads_late and cols <= tuning.WIDE_ROW_COLS:
-        return KernelConfig("whole_row", 1, cols, _warps_of_64_bytes(problem), persistent=False)
+        reload, warps = problem.itemsize == 2, _warps_of_64_bytes(problem)
+        return KernelConfig("whole_row", 1, cols, warps, persistent=False, reload=reload)
     # One program can compute a wide row: it loads the row again from the L1 cache.
     one_16_bit = problem.itemsize == 2 and not problem.reads_several
-    if row_bytes <= tuning.COLUMN_READS_BYTES_IN_FLIGHT // (1 if one_16_bit else 2):
+    if row_bytes <= tuning.COLUMN_READS_BYTES_IN_FLIGHT // (1 if one_16_bit or _loads_little(problem) else 2):
         return _reload(problem, KernelConfig("whole_row", 1, cols, persistent=False))
     if one_16_bit:
         block = tuning.RELOAD_TILE_ELEMENTS // (1 if _loads_little(problem) else 2)
         return _reload(problem, KernelConfig("cooperative", 1, block, programs_per_row=cdiv(problem.cols, block)))
     block = tuning.COLUMN_READS_BLOCK_COLS
     warps, blocks = warps_for(block, tuning.MANY_ELEMENTS_PER_THREAD), cdiv(problem.cols, block)
-    return KernelConfig("cooperative", 1, block, warps, tuning.COLUMN_READS_STAGES, blocks)
+    stages = 1 if _loads_little(problem) else tuning.COLUMN_READS_STAGES
+    return KernelConfig("cooperative", 1, block, warps, stages, blocks)
 
 
 def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
@@ -100,7 +101,8 @@ def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
     config = replace(config, reload=True)
     if config.schedule == "whole_row" and config.cols * problem.itemsize <= tuning.NARROW_RELOAD_BYTES:
         bytes_per_thread = tuning.NARROW_RELOAD_BYTES_PER_THREAD * (2 if _needs_slots(problem) else 1)
-        return replace(config, num_warps=warps_for(problem.cols * problem.bytes_read, bytes_per_thread))
+        warps = warps_for(problem.cols * problem.bytes_read, bytes_per_thread)
+        return replace(config, num_warps=min(warps, tuning.NARROW_RELOAD_WARPS))
     config = replace(config, num_warps=warps_for(tile_bytes // 2, tuning.MANY_ELEMENTS_PER_THREAD))
     limit = max_registers_for(tuning.COLUMN_READS_BYTES_IN_FLIGHT // tile_bytes, config, problem.device)
     return replace(config, max_registers=limit or None)

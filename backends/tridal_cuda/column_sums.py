@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tridal.devices.types import KernelConfig, next_power_of_2
 from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
 from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
+from tridal_cuda.resources import max_registers_for
 
 
 def fit_column_sums(problem: GpuProblem) -> Fit | None:
@@ -27,13 +29,7 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
 def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
     cols = problem.tile_cols
     if not problem.aligned and (problem.itemsize == 2 or cols > tuning.SUMS_UNALIGNED_NARROW_COLS):
-        if cols <= tuning.SUMS_UNALIGNED_COLS:
-            yield KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD))
-        else:
-            wide = problem.cols > tuning.SUMS_WIDE_COLS
-            block = tuning.SUMS_MIN_BLOCK_COLS if wide else tuning.SUMS_UNALIGNED_BLOCK_COLS
-            warps = warps_for(block, tuning.SUMS_ELEMENTS_PER_THREAD)
-            yield KernelConfig("cooperative", 1, block, warps, programs_per_row=cdiv(problem.cols, block))
+        yield from _unaligned(problem)
         return
     if cols <= tuning.SUMS_WHOLE_ROW_COLS:
         narrow = cols <= tuning.SUMS_NARROW_COLS and not (problem.few_slots and len(problem.column_writes) > 1)
@@ -52,3 +48,43 @@ def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
     cols = tuning.SUMS_MIN_BLOCK_COLS if problem.cols <= tuning.SUMS_WIDE_COLS else tuning.SUMS_MAX_BLOCK_COLS
     warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
     yield KernelConfig("cooperative", 1, cols, warps, tuning.SUMS_STAGES, blocks)
+
+
+def _unaligned(problem: GpuProblem) -> Iterator[KernelConfig]:
+    """Configures unaligned rows, which are loaded element by element, without a pipeline.
+
+    Wide rows of three tensors have blocks if programs can exchange, because two tiles would spill their elements.
+    """
+    cols, first, threads = problem.tile_cols, problem.tile_cols // 2, tuning.SUMS_ELEMENTS_PER_THREAD
+    block = tuning.SUMS_MIN_BLOCK_COLS if problem.cols > tuning.SUMS_WIDE_COLS else tuning.SUMS_UNALIGNED_BLOCK_COLS
+    if len(problem.reads) < 3 or cols <= block or not problem.can_exchange:
+        rest = next_power_of_2(problem.cols - first)
+        two = _limited(problem, KernelConfig("whole_row", 1, first, warps_for(first, threads), rest_cols=rest))
+        if rest <= _most_rest(problem, first) and _has_two_programs(problem, two):
+            yield two
+        if cols <= tuning.SUMS_UNALIGNED_COLS:
+            yield _limited(problem, KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)))
+    blocks, warps = cdiv(problem.cols, block), warps_for(block, threads)
+    yield _limited(problem, KernelConfig("cooperative", 1, block, warps, programs_per_row=blocks))
+
+
+def _most_rest(problem: GpuProblem, first: int) -> int:
+    """Returns the largest second tile of unaligned rows, or 0 if one tile or blocks are faster."""
+    if not tuning.SUMS_UNALIGNED_MIN_FIRST <= first <= tuning.SUMS_UNALIGNED_MAX_FIRST:
+        return 0
+    if first == tuning.SUMS_UNALIGNED_MAX_FIRST and problem.itemsize == 2 and len(problem.column_writes) > 1:
+        return int(first * tuning.SUMS_UNALIGNED_SMALL_REST)
+    return first // 2 if problem.added else max(first // 2, tuning.SUMS_UNALIGNED_MIN_FIRST)
+
+
+def _has_two_programs(problem: GpuProblem, config: KernelConfig) -> bool:
+    """Whether at least two programs are resident on a multiprocessor."""
+    return (config.max_registers or tuning.MAX_REGISTERS) <= max_registers_for(2, config, problem.device)
+
+
+def _limited(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
+    """Limits the registers to those that the elements of a thread need. Without a limit, the compiler loads so many
+    elements early that half as many programs are resident."""
+    elements = config.row_cols // (32 * config.num_warps) * (problem.live_tiles + len(problem.column_writes))
+    limits = (limit for most, limit in tuning.SUMS_UNALIGNED_REGISTERS if elements <= most)
+    return replace(config, max_registers=next(limits, None))

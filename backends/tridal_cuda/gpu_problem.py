@@ -58,6 +58,11 @@ class GpuProblem(DeviceProblem):
         return self.rows * self.cols * self.itemsize
 
     @property
+    def max_spill(self) -> int:
+        """Most bytes per thread that a plan may spill: more if it sums rows that are loaded element by element."""
+        return tuning.SUMS_UNALIGNED_SPILL if self.column_writes and not self.aligned else tuning.MAX_SPILL
+
+    @property
     def half_of_registers(self) -> int:
         """Half of the 32-bit registers of a multiprocessor."""
         return (self.device.registers or 65_536) // 2
@@ -112,7 +117,7 @@ class GpuProblem(DeviceProblem):
         Raises:
             PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
         """
-        peel = self.peel and (config.schedule != "column_loop" or self.statistics_only)
+        peel = self.peel and not config.rest_cols and (config.schedule != "column_loop" or self.statistics_only)
         # Programs that sum over rows loop over tiles. Otherwise, each tile would store its sums.
         persistent = config.persistent or bool(self.column_writes) or self._has_too_many_programs(config)
         config = replace(config, peel=peel, persistent=persistent, exp2_bias=self.exp2_bias(tuning.EXP2_BIAS))
@@ -165,8 +170,8 @@ class Fit(Compiled):
 
     @property
     def few_spills(self) -> bool:
-        """Whether at most `MAX_SPILL` bytes per thread are spilled."""
-        return self.resources.spills <= tuning.MAX_SPILL
+        """Whether few bytes per thread are spilled."""
+        return self.resources.spills <= self.problem.max_spill
 
     @property
     def usable(self) -> bool:

@@ -12,9 +12,17 @@ from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 
 
 def fit_two_tiles(problem: GpuProblem) -> Fit | None:
-    """Fits wide aligned rows of such a kernel. None stands for other problems."""
-    if problem.layout != "row" or not problem.aligned or problem.whole_rows or not _needs_registers(problem):
+    """Fits wide rows of such a kernel. None stands for other problems."""
+    if problem.layout != "row" or problem.whole_rows or not _needs_registers(problem):
         return None
+    config = _aligned(problem) if problem.aligned else _unaligned(problem)
+    if config is None:
+        return None
+    fitted = problem.fit(config).with_few_spills()
+    return fitted if fitted.usable else None
+
+
+def _aligned(problem: GpuProblem) -> KernelConfig | None:
     cols, sums = problem.tile_cols, bool(problem.column_writes)
     if not tuning.NARROW_TILE_ELEMENTS < cols <= _most_cols(problem) or problem.padding < _least_padding(problem):
         return None
@@ -22,15 +30,30 @@ def fit_two_tiles(problem: GpuProblem) -> Fit | None:
     rest = next_power_of_2(problem.cols - first)
     one_tensor = not sums and not problem.reads_several
     reload = one_tensor and problem.has_large_l1 and first * problem.itemsize >= tuning.TWO_TILES_RELOAD_BYTES
+    if problem.loads_late and not sums and problem.itemsize == 2:
+        reload = problem.has_large_l1 and rest * tuning.TWO_TILES_PARTS == first
     if reload and problem.per_block and problem.itemsize == 2:
         rest = max(rest, first // tuning.TWO_TILES_PARTS)
     many = _sums_have_few_threads(problem, first, rest) if sums else reload or (one_tensor and not problem.per_block)
     per_thread = tuning.FEW_ELEMENTS_PER_THREAD // (1 if many and problem.itemsize == 2 else 2)
-    config = KernelConfig(
+    return KernelConfig(
         "whole_row", 1, first, warps_for(first, per_thread), stages, persistent=sums, reload=reload, rest_cols=rest
     )
-    fitted = problem.fit(config).with_few_spills()
-    return fitted if fitted.usable else None
+
+
+def _unaligned(problem: GpuProblem) -> KernelConfig | None:
+    """Configures unaligned rows of one tensor with several numbers per column, of which a small part is the rest.
+
+    Elements of peeled rows are loaded in vectors, but each of these numbers alone. In two tiles, it is the opposite.
+    """
+    cols = next_power_of_2(problem.cols)
+    first = cols // 2
+    rest = next_power_of_2(problem.cols - first)
+    applies = problem.itemsize == 2 and problem.reads_several_columns and not problem.reads_several
+    if not applies or problem.column_writes or rest > first // 2 or first < tuning.NARROW_TILE_ELEMENTS:
+        return None
+    warps, reload = warps_for(first, tuning.FEW_ELEMENTS_PER_THREAD), problem.per_block and problem.has_large_l1
+    return KernelConfig("whole_row", 1, first, warps, persistent=False, reload=reload, rest_cols=rest)
 
 
 def _needs_registers(problem: GpuProblem) -> bool:

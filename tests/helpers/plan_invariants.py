@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tridal.devices.types import MAX_PROGRAMS, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
 from tridal_cuda.resources import occupancy
-from tridal_cuda.tuning import MAX_SPILL, MAX_SPILL_RELOAD
+from tridal_cuda.tuning import MAX_SPILL, MAX_SPILL_RELOAD, SUMS_UNALIGNED_SPILL
 
 WAVES = {64: 8, 32: 16}
 """The most waves of a SIMD of AMD GPUs, by the number of threads in a wave."""
@@ -92,6 +92,12 @@ def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> 
     columns = f"{config.cols} + {config.rest_cols}" if config.rest_cols else config.cols
     assert f"{problem.rows} rows in {tiles} tiles of {config.rows} x {columns}: " in plan.reason
     assert (f"{used.spills} bytes per thread are spilled" in plan.reason) == (used.spills > 0)
+
+
+def most_spilled(problem: Problem) -> int:
+    """Bytes per thread that a CUDA plan may spill if another one spills less."""
+    unaligned_sums = problem.column_writes and not problem.aligned
+    return SUMS_UNALIGNED_SPILL if unaligned_sums else MAX_SPILL
 
 
 def check_cuda_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> None:
