@@ -72,8 +72,8 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
     if narrow or not problem.has_large_l1:
         return None
     # Kernels that load a tensor after the statistics have no register limit, and 64 bytes of a tensor per thread. Share
-    # of copy of gated RMSNorm in bf16 without `reload` (with it), H200: 3584 columns 0.98 (1.02), 7168 0.89 (0.99),
-    # 8192 0.94 (1.01). In float32, both are 1.02 to 1.04, and 0.86 with twice as many bytes per thread.
+    # of copy of gated RMSNorm in bf16 without `reload` (with it), H200: 3584 columns 0.99 (1.03), 7168 0.90 (1.00),
+    # 8192 0.95 (1.02). In float32, both are 1.02 to 1.04, and 0.86 with twice as many bytes per thread.
     if problem.loads_late and cols <= tuning.WIDE_ROW_COLS:
         reload, warps = problem.itemsize == 2, _warps_of_64_bytes(problem)
         return KernelConfig("whole_row", 1, cols, warps, persistent=False, reload=reload)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import MAX_PROGRAMS, KernelConfig
+from tridal.devices.types import MAX_PROGRAMS, KernelConfig, next_power_of_2
 from tridal.errors import PlanError
 from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
 from tridal_cuda import tuning
@@ -53,14 +53,15 @@ class GpuProblem(DeviceProblem):
         return 1 - self.cols / self.tile_cols
 
     @property
+    def first_and_rest(self) -> tuple[int, int]:
+        """Columns of two tiles of a row: the first one has no padding, the second one as little as possible."""
+        first = next_power_of_2(self.cols) // 2
+        return first, next_power_of_2(self.cols - first)
+
+    @property
     def bytes_per_tensor(self) -> int:
         """Bytes of one tensor of the widest dtype that is read or written."""
         return self.rows * self.cols * self.itemsize
-
-    @property
-    def max_spill(self) -> int:
-        """Most bytes per thread that a plan may spill: more if it sums rows that are loaded element by element."""
-        return tuning.SUMS_UNALIGNED_SPILL if self.column_writes and not self.aligned else tuning.MAX_SPILL
 
     @property
     def half_of_registers(self) -> int:
@@ -111,8 +112,10 @@ class GpuProblem(DeviceProblem):
         elements_per_thread = tuning.RELOAD_ELEMENTS_PER_THREAD // (2 if narrow or self.reads_several else 1)
         return replace(config, num_warps=warps_for(config.rows * config.cols, elements_per_thread), reload=True)
 
-    def fit(self, config: KernelConfig) -> Fit:
+    def fit(self, config: KernelConfig, max_spill: int = tuning.MAX_SPILL) -> Fit:
         """Sets `peel`, `persistent` and `exp2_bias` of a configuration, compiles it, and computes its occupancy.
+
+        Rows with two tiles are not peeled. So many bytes per thread as `max_spill` are few spills.
 
         Raises:
             PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
@@ -125,7 +128,7 @@ class GpuProblem(DeviceProblem):
         programs, formula = occupancy(config, resources, self.device)
         if programs == 0 and config.num_stages == 1:
             raise PlanError(f"{config} does not fit on {self.device.name}: {formula}")
-        return Fit(self, config, resources, programs, formula)
+        return Fit(self, config, resources, programs, formula, max_spill)
 
     def _has_too_many_programs(self, config: KernelConfig) -> bool:
         """Whether a launch cannot have a program for each tile."""
@@ -162,6 +165,8 @@ class Fit(Compiled):
     """A compiled configuration. The occupancy of a software pipeline can be 0."""
 
     problem: GpuProblem
+    max_spill: int = tuning.MAX_SPILL
+    """So many bytes per thread are few spills."""
 
     @property
     def bytes_in_flight(self) -> int:
@@ -170,8 +175,8 @@ class Fit(Compiled):
 
     @property
     def few_spills(self) -> bool:
-        """Whether few bytes per thread are spilled."""
-        return self.resources.spills <= self.problem.max_spill
+        """Whether at most `max_spill` bytes per thread are spilled."""
+        return self.resources.spills <= self.max_spill
 
     @property
     def usable(self) -> bool:

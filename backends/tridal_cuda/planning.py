@@ -35,7 +35,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
     Kernels that sum over rows, that read numbers per column, or whose programs exchange nothing have their own. For all
     others, the order of the schedules is `whole_row`, `cooperative`, `column_loop`.
 
-    A configuration that spills more than `MAX_SPILL` bytes per thread is used only if no other one spills less.
+    A configuration that spills more than `Fit.max_spill` bytes per thread is used only if no other one spills less.
 
     Raises:
         PlanError: no program of the configuration fits on a multiprocessor, or too few of `config`.

@@ -41,17 +41,17 @@ SUMS_WIDE_TILE_COLS = 2048
 # So have those of tiles of at most so many columns with MUCH_PADDING: RMSNorm fp32 2560 columns 0.83 (0.96), 3072 0.89
 # (0.96), but 1280 0.98 (0.96); LayerNorm bf16 768 0.85 (0.92). In tiles of 8,192 columns, some kernels spill.
 SUMS_PADDED_COLS = 4096
-# Unaligned rows are loaded element by element. Their tiles have no pipeline and a register limit, because the compiler
-# loads so many elements early that half as many programs are resident. Two tiles have less padding. Share of a gradient
-# of RMSNorm with one tile or blocks and no limit (with these constants), H200, bf16: 781 columns 0.62 (0.72), 1281 0.53
-# (0.75), 1537 0.60 (0.73), 2305 0.56 (0.70), 4097 0.54 (0.66); fp32: 781 0.80 (0.95), 1281 0.81 (0.95), 4097 0.84
-# (0.92). LayerNorm: bf16 1281 0.48 (0.62), 4097 0.51 (0.64), fp32 1281 0.77 (0.96). Gated RMSNorm, in blocks: bf16 4097
-# 0.42 (0.62), fp32 0.58 (0.85).
+# Unaligned rows are loaded element by element. Their tiles have no pipeline and mostly a register limit, because the
+# compiler loads so many elements early that half as many programs are resident. Two tiles have less padding. Share of
+# copy of a gradient of RMSNorm with one tile or blocks and no limit (with these constants), H200, bf16: 781 columns
+# 0.62 (0.72), 1281 0.53 (0.75), 1537 0.60 (0.73), 2305 0.56 (0.70), 4097 0.54 (0.66); fp32: 781 0.80 (0.95), 1281 0.81
+# (0.95), 4097 0.84 (0.92). LayerNorm: bf16 1281 0.48 (0.62), 4097 0.51 (0.64), fp32 1281 0.77 (0.96). Gated RMSNorm, in
+# blocks: bf16 4097 0.42 (0.62), fp32 0.58 (0.85).
 SUMS_UNALIGNED_COLS, SUMS_UNALIGNED_BLOCK_COLS = 2048, 512
 SUMS_UNALIGNED_NARROW_COLS = 512  # of 32-bit rows
 SUMS_UNALIGNED_MIN_FIRST, SUMS_UNALIGNED_MAX_FIRST = 512, 4096  # columns of the first of two tiles
 SUMS_UNALIGNED_SMALL_REST = 1 / 8  # of the widest first tile: LayerNorm bf16 4609 columns 0.45, in blocks 0.52
-# Pairs (values, registers): a thread with at most so many elements of tensors and sums has this register limit. With
+# Pairs (elements, registers): a thread with at most so many elements of tensors and sums has this register limit. With
 # 128 instead of 168, LayerNorm fp32 1281 columns has 0.73 instead of 0.96; with 168 instead of 128, RMSNorm bf16 0.69
 # instead of 0.75.
 SUMS_UNALIGNED_REGISTERS = (140, 128), (168, 168)
@@ -71,14 +71,15 @@ NUMBERS_TILE_BYTES = 4096  # per tile of several narrow rows and one warp, if no
 MIN_LOOPS_PER_CORE = 2  # rows per multiprocessor, at least, for a program per row
 
 # Kernels that read numbers per column
-# Tiles in flight, but one for RMSNorm. Share of copy with 3 tiles (with one), 65,536 fp32 columns, H200: RMSNorm 0.92
-# (0.97), LayerNorm 0.92 (0.84).
+# Tiles in flight, but one for kernels of one tensor and one number per column. Share of copy with 3 tiles (with one),
+# 65,536 fp32 columns, H200: RMSNorm 0.92 (0.97), but LayerNorm 0.92 (0.84).
 COLUMN_READS_STAGES = 3
 COLUMN_READS_NARROW_COLS = 256  # so narrow rows have larger tiles, because a tile loads the numbers once
 COLUMN_READS_BLOCK_COLS = 4096  # per program, if several programs compute a row
 NARROW_RELOAD_BYTES = 16 * _KIB  # of a row: from here 32-bit rows have `reload`, and up to here rows have more threads
 NARROW_RELOAD_BYTES_PER_THREAD = 32  # of all tensors, in these threads
-NARROW_RELOAD_WARPS = 16  # at most; LayerNorm with a residual, fp32, 4096 columns, has 0.89 of copy with 32, and 1.00
+# At most. Share of copy of LayerNorm with a residual, fp32, 4096 columns, H200: 0.89 with 32 warps, 1.01 with 16.
+NARROW_RELOAD_WARPS = 16
 COLUMN_READS_BYTES_IN_FLIGHT = 128 * _KIB  # with `reload`: the L1 cache holds so many bytes and the numbers per column
 
 # Rows with two tiles. docs/performance-notes.md compares them with one tile. All shares of copy are of an H200.
@@ -99,7 +100,7 @@ TWO_TILES_FEW_THREADS_COLS, TWO_TILES_PARTS = 4096, 4
 # modulated LayerNorm bf16 2560 columns 0.87 (0.91), 5120 0.82 (0.86), but 1536 0.87 (0.81); LayerNorm bf16 2560 0.92
 # (0.98). If blocks of 16-bit rows have numbers of their own, the rest has at least 1 / TWO_TILES_PARTS of the first
 # tile: modulated LayerNorm 2304 with 256 columns 0.78, with 512 0.88, 4608 with 512 0.76, with 1,024 0.85.
-# Kernels that load a 16-bit tensor late have it if the rest is this part: gated RMSNorm 2560 0.98 (1.01), 5120 0.93
+# Kernels that load a 16-bit tensor late have it if the rest is this part: gated RMSNorm 2560 0.99 (1.02), 5120 0.94
 # (1.00), but 2880 0.99 (0.95), 4608 1.00 (0.98).
 TWO_TILES_RELOAD_BYTES = 4 * _KIB
 

@@ -1,12 +1,13 @@
 """Configures rows with two tiles on a GPU: rows that fill too little of one tile, or need too many registers in one.
 
 Padding takes registers and issue slots like elements. So many registers limit the programs, and thus the bytes in
-flight, of kernels that keep sums over rows or several numbers per column in registers.
+flight, of kernels that keep sums over rows or several numbers per column in registers. column_sums.py configures the
+two tiles of unaligned rows that are summed.
 """
 
 from __future__ import annotations
 
-from tridal.devices.types import KernelConfig, next_power_of_2
+from tridal.devices.types import KernelConfig
 from tridal_cuda import tuning
 from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 
@@ -23,34 +24,40 @@ def fit_two_tiles(problem: GpuProblem) -> Fit | None:
 
 
 def _aligned(problem: GpuProblem) -> KernelConfig | None:
-    cols, sums = problem.tile_cols, bool(problem.column_writes)
+    """Configures rows that fill too little of one tile, or need too many registers in it."""
+    cols, (first, rest), sums = problem.tile_cols, problem.first_and_rest, bool(problem.column_writes)
     if not tuning.NARROW_TILE_ELEMENTS < cols <= _most_cols(problem) or problem.padding < _least_padding(problem):
         return None
-    first, stages = cols // 2, tuning.SUMS_STAGES if sums else 1
-    rest = next_power_of_2(problem.cols - first)
-    one_tensor = not sums and not problem.reads_several
-    reload = one_tensor and problem.has_large_l1 and first * problem.itemsize >= tuning.TWO_TILES_RELOAD_BYTES
-    if problem.loads_late and not sums and problem.itemsize == 2:
-        reload = problem.has_large_l1 and rest * tuning.TWO_TILES_PARTS == first
+    one_tensor, reload = not sums and not problem.reads_several, _reloads(problem, first, rest)
     if reload and problem.per_block and problem.itemsize == 2:
         rest = max(rest, first // tuning.TWO_TILES_PARTS)
     many = _sums_have_few_threads(problem, first, rest) if sums else reload or (one_tensor and not problem.per_block)
     per_thread = tuning.FEW_ELEMENTS_PER_THREAD // (1 if many and problem.itemsize == 2 else 2)
-    return KernelConfig(
-        "whole_row", 1, first, warps_for(first, per_thread), stages, persistent=sums, reload=reload, rest_cols=rest
-    )
+    warps, stages = warps_for(first, per_thread), tuning.SUMS_STAGES if sums else 1
+    return KernelConfig("whole_row", 1, first, warps, stages, persistent=sums, reload=reload, rest_cols=rest)
+
+
+def _reloads(problem: GpuProblem, first: int, rest: int) -> bool:
+    """Whether programs of aligned rows load the first tile again from the L1 cache."""
+    if problem.column_writes or not problem.has_large_l1:
+        return False
+    if problem.loads_late:
+        return problem.itemsize == 2 and rest * tuning.TWO_TILES_PARTS == first
+    return not problem.reads_several and first * problem.itemsize >= tuning.TWO_TILES_RELOAD_BYTES
 
 
 def _unaligned(problem: GpuProblem) -> KernelConfig | None:
-    """Configures unaligned rows of one tensor with several numbers per column, of which a small part is the rest.
+    """Configures 16-bit rows of one tensor with several numbers per column, if the rest is at most half of the first
+    tile.
 
-    Elements of peeled rows are loaded in vectors, but each of these numbers alone. In two tiles, it is the opposite.
+    In peeled rows, elements are loaded in vectors, and numbers per column one by one. In two tiles, numbers per column
+    are loaded in vectors, and elements one by one.
     """
-    cols = next_power_of_2(problem.cols)
-    first = cols // 2
-    rest = next_power_of_2(problem.cols - first)
+    first, rest = problem.first_and_rest
     applies = problem.itemsize == 2 and problem.reads_several_columns and not problem.reads_several
-    if not applies or problem.column_writes or rest > first // 2 or first < tuning.NARROW_TILE_ELEMENTS:
+    if not applies or problem.column_writes or rest > first // 2:
+        return None
+    if not tuning.NARROW_TILE_ELEMENTS <= first <= tuning.WIDE_ROW_COLS:
         return None
     warps, reload = warps_for(first, tuning.FEW_ELEMENTS_PER_THREAD), problem.per_block and problem.has_large_l1
     return KernelConfig("whole_row", 1, first, warps, persistent=False, reload=reload, rest_cols=rest)

@@ -69,7 +69,7 @@ def check_spills(call: KernelCall, arch: str) -> None:
     assert compiler.resources.cache_info().misses - before <= MOST_COMPILED
     assert plan.resources is not None
     is_wide_sum = call.kernel.name in OTHERS and call.problem.accumulator == 8
-    assert plan.resources.spills <= most_spilled(call.problem) or is_wide_sum, plan
+    assert plan.resources.spills <= most_spilled(call.problem, plan.config) or is_wide_sum, plan
     check_cuda_plan(call.problem, device, plan)
     if call.problem.column_writes and plan.config.schedule != "column_loop":
         tiles, per_row = call.problem.tiles(plan.config.rows), plan.config.programs_per_row

@@ -92,6 +92,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         ("layer_norm", "float32", (64, 781), -1, tile),
         ("layer_norm", "float32", (8, 781), -1, replace(row, reload=True)),
         ("layer_norm", "float32", (64, 5000), -1, replace(lanes, peel=True)),
+        ("cross_entropy", "float32", (64, 5000), -1, replace(lanes, peel=True, persistent=False)),
         ("layer_norm_backward", "float32", (64, 781), -1, replace(row, num_stages=3)),
         ("layer_norm_backward", "float32", (64, 5000), -1, replace(lanes, lanes=1, rows=2)),
         ("rms_norm", "float32", (8, 32_768), -1, replace(wide, peel=True)), ("swiglu", "float32", (64, 781), -1, once),

@@ -94,10 +94,11 @@ def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> 
     assert (f"{used.spills} bytes per thread are spilled" in plan.reason) == (used.spills > 0)
 
 
-def most_spilled(problem: Problem) -> int:
+def most_spilled(problem: Problem, config: KernelConfig) -> int:
     """Bytes per thread that a CUDA plan may spill if another one spills less."""
-    unaligned_sums = problem.column_writes and not problem.aligned
-    return SUMS_UNALIGNED_SPILL if unaligned_sums else MAX_SPILL
+    unaligned_sums = problem.column_writes and not problem.aligned and problem.layout != "inner"
+    has_own_limit = unaligned_sums and problem.accumulator == 4 and config.num_stages == 1 and not config.reload
+    return SUMS_UNALIGNED_SPILL if has_own_limit and config.schedule != "column_loop" else MAX_SPILL
 
 
 def check_cuda_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> None:

@@ -1,4 +1,4 @@
-"""Writes what groups of programs that compute a row together do: they claim tiles, and exchange statistics."""
+"""Writes the loop of programs over tiles, and what programs that compute a row together do: claims and exchanges."""
 
 from __future__ import annotations
 

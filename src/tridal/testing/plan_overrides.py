@@ -62,7 +62,10 @@ def column_loop(plan: LaunchPlan, problem: Problem, **flags: Any) -> LaunchPlan:
 
 
 def _peeled_column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    return column_loop(plan, problem, peel=problem.layout == "row" and problem.statistics_only)
+    """Returns a plan in which each program computes one tile, and peels its rows if it can."""
+    peel = problem.layout == "row" and problem.statistics_only
+    plan = column_loop(plan, problem, peel=peel, persistent=False)
+    return plan if plan.config.persistent else replace(plan, programs=None)
 
 
 def _lanes(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
