@@ -76,8 +76,9 @@ def _unaligned(problem: GpuProblem) -> Iterator[KernelConfig]:
 def _max_rest_cols(problem: GpuProblem, first: int) -> int:
     """Returns the columns of the largest second tile of unaligned rows, or 0 if one tile or blocks are faster.
 
-    Without padding, a rest as large as the narrowest first tile is faster than one tile, but not if a residual is
-    added: gradients of 781 columns in bf16 would have 0.44 of copy instead of 0.58 (LayerNorm, H200).
+    The rest may be half of the first tile. That of the narrowest first tile may be as large as this tile, but not if
+    the kernel adds a tensor: the gradient of LayerNorm with a residual would have 0.44 of copy instead of 0.58 for 781
+    columns in bf16 (H200).
     """
     if not tuning.SUMS_UNALIGNED_MIN_FIRST <= first <= tuning.SUMS_UNALIGNED_MAX_FIRST:
         return 0

@@ -115,7 +115,7 @@ class GpuProblem(DeviceProblem):
     def fit(self, config: KernelConfig, max_spill: int = tuning.MAX_SPILL) -> Fit:
         """Sets `peel`, `persistent` and `exp2_bias` of a configuration, compiles it, and computes its occupancy.
 
-        Rows with two tiles are not peeled. So many bytes per thread as `max_spill` are few spills.
+        Rows with two tiles are not peeled. Up to `max_spill` bytes per thread count as few spills.
 
         Raises:
             PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
@@ -166,7 +166,7 @@ class Fit(Compiled):
 
     problem: GpuProblem
     max_spill: int = tuning.MAX_SPILL
-    """So many bytes per thread are few spills."""
+    """Up to so many bytes per thread count as few spills."""
 
     @property
     def bytes_in_flight(self) -> int:
