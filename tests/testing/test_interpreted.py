@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 from conformance_helpers import INTERPRETER, registered
+from torch_versions import compiles
 from tridal import testing
 from tridal.devices import registry
 from tridal.devices.types import LaunchPlan
@@ -19,7 +20,7 @@ from tridal.ops import planning
 
 pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
 
-COMPILED = [backend for backend in registry.loaded() if not backend.interpreted]
+COMPILED = [backend for backend in registry.loaded() if not backend.interpreted and compiles(backend.name)]
 
 
 @pytest.mark.parametrize("compiled", COMPILED, ids=lambda backend: backend.name)
@@ -47,7 +48,7 @@ def test_a_plan_has_the_limits_of_the_architecture_and_is_not_cooperative() -> N
 
 
 def test_a_wrong_plan_is_found() -> None:
-    class Faulty(type(registry.get("rocm").plugin)):  # type: ignore[misc]
+    class Faulty(type(registry.get("cuda").plugin)):  # type: ignore[misc]
         def plan(self, *arguments: Any) -> LaunchPlan:
             made = super().plan(*arguments)
             return replace(made, config=replace(made.config, cols=32))
