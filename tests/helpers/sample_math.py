@@ -66,8 +66,8 @@ def modulated(name: str, by_tridal: bool) -> Callable[..., Any]:
         gate = None if gate is None else gate + 1.5
         if by_tridal:
             function, options = getattr(tridal, f"modulated_{name}"), {"eps": 1e-5, "shift": shift, "stream": stream}
-            options |= {"residual": residual, "gate": gate}
-            return function(input, scaling, input.shape[-1:], **parameters, **options)
+            added = {"residual": residual, "gate": gate}  # torch.compile of torch 2.7 cannot trace `|=`
+            return function(input, scaling, input.shape[-1:], **parameters, **options, **added)
         total = input if gate is None else input * gate
         total = total if residual is None else total + residual
         y = (rms_norm if name == "rms_norm" else layer_norm)(total, **parameters) * (1 + scaling) + shift

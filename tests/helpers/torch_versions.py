@@ -40,5 +40,5 @@ ABSENT = ["torch._C._autograd._top_saved_tensors_default_hooks"] if TORCH < (2, 
 
 
 def compiled_error(message: str) -> str:
-    """Returns what matches the error of a compiled function that raises `message`. torch 2.7 hides the message."""
-    return "Observed exception" if TORCH < (2, 8) else message
+    """Returns what matches the error of a compiled function that raises `message`. torch 2.7 may hide the message."""
+    return f"Observed exception|{message}" if TORCH < (2, 8) else message

@@ -173,8 +173,9 @@ class Rewritten(Replacement):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the outputs of the class's forward. A compiler gets the code of the class, which it fuses."""
+        if torch.compiler.is_dynamo_compiling() or self._tridal_form is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
         forward: Any = super().forward  # type: ignore[misc]
-        plain = self._tridal_form is None or not isinstance(forward, types.MethodType)
-        if plain or torch.compiler.is_dynamo_compiling() or is_patched(self):
+        if not isinstance(forward, types.MethodType) or is_patched(self):
             return forward(*args, **kwargs)
         return self._tridal_rewritten(forward.__func__)(self, *args, **kwargs)

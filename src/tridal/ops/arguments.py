@@ -186,7 +186,8 @@ SCALE_MASK = (
 
 def element_dtype(arguments: Sequence[Argument], tensors: Sequence[Any]) -> torch.dtype:
     """Promotes the dtypes of the tensors with a number per element. `tensors` begins as `arguments` does."""
-    given = [t.dtype for a, t in zip(arguments, tensors, strict=False) if a.role == "element" and t is not None]
+    first = arguments[: len(tensors)]  # torch.compile of torch 2.7 cannot zip sequences of different lengths
+    given = [t.dtype for a, t in zip(first, tensors, strict=True) if a.role == "element" and t is not None]
     return functools.reduce(torch.promote_types, given)  # type: ignore[no-any-return]
 
 

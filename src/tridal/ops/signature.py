@@ -214,7 +214,8 @@ class Arguments:
     @property
     def block_shape(self) -> tuple[int, ...] | None:
         """The shape of the tensors with a number per column and block, or None if the call has no such tensor."""
-        return next((tuple(self.named[name].shape) for name in self.blocks), None)
+        blocks = self.blocks
+        return tuple(self.named[blocks[0]].shape) if blocks else None
 
     @property
     def result_roles(self) -> tuple[Role | None, ...]:
@@ -237,7 +238,8 @@ class Arguments:
     def shapes(self) -> dict[Any, tuple[int, ...]]:
         """The shapes of tensors by role."""
         block = self.block_shape
-        return self.rows.shapes(self.main.shape, self.named.get("k", 0)) | ({} if block is None else {"block": block})
+        shapes = self.rows.shapes(self.main.shape, self.named.get("k", 0))
+        return shapes if block is None else {**shapes, "block": block}  # torch.compile of torch 2.7 traces no `|`
 
     @property
     def cast(self) -> torch.dtype | None:

@@ -55,7 +55,9 @@ class PerRow(NamedTuple):
         return self._each(lambda tensor: tensor.reshape(-1, *tensor.shape[dims:]))
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> PerRow:
-        return PerRow._make(None if tensor is None else function(tensor) for tensor in self)
+        # torch.compile of torch 2.7 traces neither `_make` nor `_replace`.
+        others = [None if tensor is None else function(tensor) for tensor in self[1:]]
+        return PerRow(function(self.target), *others)
 
     def kept(self, input: Tensor) -> Tensor | None:
         """Returns the indices of the rows that are not masked, or None if their number cannot be read."""
@@ -75,7 +77,8 @@ class PerRow(NamedTuple):
         if self.mask is None:
             return self, ignore_index
         ignore_index = _MASKED if ignore_index is None else ignore_index
-        return self._replace(target=torch.where(self.mask, self.target, ignore_index), mask=None), ignore_index
+        target = torch.where(self.mask, self.target, ignore_index)
+        return PerRow(target, self.ids, self.teacher_log_probs), ignore_index
 
     def results(self, found: Sequence[Tensor | None], ignore_index: int | None) -> list[Tensor]:
         """Returns the results of the function from those of rows: the last one, or None, has numbers of ids."""
