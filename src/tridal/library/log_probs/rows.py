@@ -56,8 +56,8 @@ class PerRow(NamedTuple):
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> PerRow:
         # torch.compile of torch 2.7 traces neither `_make` nor `_replace`.
-        others = [None if tensor is None else function(tensor) for tensor in self[1:]]
-        return PerRow(function(self.target), *others)
+        others = (self.ids, self.teacher_log_probs, self.mask)
+        return PerRow(function(self.target), *[None if tensor is None else function(tensor) for tensor in others])
 
     def kept(self, input: Tensor) -> Tensor | None:
         """Returns the indices of the rows that are not masked, or None if their number cannot be read."""
