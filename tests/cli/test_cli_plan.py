@@ -50,6 +50,8 @@ def test_plan_for_an_absent_architecture_equals_tridal_plan(arch: str) -> None:
 def test_matrix_with_more_tiles_than_a_launch_has_programs_gets_a_plan(
     arch: str, rows: int, cols: int, op: str
 ) -> None:
+    if not compiles(planning.architectures()[arch][0].name):
+        pytest.skip("this Triton cannot compile for the backend")
     found = plan_json(str(rows), str(cols), "--op", op, "--arch", arch)["plan"]
     assert 1 <= found["launched_programs"] < 2**31
     assert found["config"]["persistent"]
