@@ -23,10 +23,7 @@ def fit_column_reads(problem: GpuProblem) -> Fit | None:
     config = _several_column_reads(problem)
     if config is None and problem.can_exchange:
         config = _unaligned(problem) if problem.peel else _aligned(problem)
-    if config is None:
-        return None
-    fitted = problem.fit(config).with_few_spills()
-    return fitted if fitted.usable else None
+    return problem.fit_if_usable(config)
 
 
 def _several_column_reads(problem: GpuProblem) -> KernelConfig | None:

@@ -62,10 +62,11 @@ def _unaligned(problem: GpuProblem) -> Iterator[KernelConfig]:
     cols, (first, rest), per_thread = problem.tile_cols, problem.first_and_rest, tuning.SUMS_ELEMENTS_PER_THREAD
     block = tuning.SUMS_MIN_BLOCK_COLS if problem.cols > tuning.SUMS_WIDE_COLS else tuning.SUMS_UNALIGNED_BLOCK_COLS
     if len(problem.reads) < 3 or cols <= block or not problem.can_exchange:
-        two_tiles = KernelConfig("whole_row", 1, first, warps_for(first, per_thread), rest_cols=rest)
-        two_tiles = _with_register_limit(problem, two_tiles)
-        if rest <= _max_rest_cols(problem, first) and _has_two_programs(problem, two_tiles):
-            yield two_tiles
+        if rest <= _max_rest_cols(problem, first):
+            two_tiles = KernelConfig("whole_row", 1, first, warps_for(first, per_thread), rest_cols=rest)
+            two_tiles = _with_register_limit(problem, two_tiles)
+            if _has_two_programs(problem, two_tiles):
+                yield two_tiles
         if cols <= tuning.SUMS_UNALIGNED_COLS:
             one_tile = KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD))
             yield _with_register_limit(problem, one_tile)
@@ -83,7 +84,7 @@ def _max_rest_cols(problem: GpuProblem, first: int) -> int:
     if not tuning.SUMS_UNALIGNED_MIN_FIRST <= first <= tuning.SUMS_UNALIGNED_MAX_FIRST:
         return 0
     if first == tuning.SUMS_UNALIGNED_MAX_FIRST and problem.itemsize == 2 and len(problem.column_writes) > 1:
-        return int(first * tuning.SUMS_UNALIGNED_SMALL_REST)
+        return first // tuning.SUMS_UNALIGNED_REST_PARTS
     return first // 2 if problem.added else max(first // 2, tuning.SUMS_UNALIGNED_MIN_FIRST)
 
 

@@ -130,6 +130,11 @@ class GpuProblem(DeviceProblem):
             raise PlanError(f"{config} does not fit on {self.device.name}: {formula}")
         return Fit(self, config, resources, programs, formula, max_spill)
 
+    def fit_if_usable(self, config: KernelConfig | None) -> Fit | None:
+        """Fits a configuration with few spills. None stands for no configuration, and for a fit that is not usable."""
+        fitted = None if config is None else self.fit(config).with_few_spills()
+        return fitted if fitted is not None and fitted.usable else None
+
     def _has_too_many_programs(self, config: KernelConfig) -> bool:
         """Whether a launch cannot have a program for each tile."""
         return self.tiles(config.rows) * config.programs_per_row > MAX_PROGRAMS

@@ -50,7 +50,7 @@ SUMS_PADDED_COLS = 4096
 SUMS_UNALIGNED_COLS, SUMS_UNALIGNED_BLOCK_COLS = 2048, 512
 SUMS_UNALIGNED_NARROW_COLS = 512  # of 32-bit rows
 SUMS_UNALIGNED_MIN_FIRST, SUMS_UNALIGNED_MAX_FIRST = 512, 4096  # columns of the first of two tiles
-SUMS_UNALIGNED_SMALL_REST = 1 / 8  # of the widest first tile: LayerNorm bf16 4609 columns 0.45, in blocks 0.52
+SUMS_UNALIGNED_REST_PARTS = 8  # of the widest first tile; LayerNorm bf16 4609 columns 0.45, in blocks 0.52
 # Pairs (elements, registers): a thread with at most so many elements of tensors and sums has this register limit. With
 # 128 instead of 168, LayerNorm fp32 1281 columns has 0.73 instead of 0.96; with 168 instead of 128, RMSNorm bf16 0.69
 # instead of 0.75.

@@ -16,11 +16,7 @@ def fit_two_tiles(problem: GpuProblem) -> Fit | None:
     """Fits wide rows of such a kernel. None stands for other problems."""
     if problem.layout != "row" or problem.whole_rows or not _needs_registers(problem):
         return None
-    config = _aligned(problem) if problem.aligned else _unaligned(problem)
-    if config is None:
-        return None
-    fitted = problem.fit(config).with_few_spills()
-    return fitted if fitted.usable else None
+    return problem.fit_if_usable(_aligned(problem) if problem.aligned else _unaligned(problem))
 
 
 def _aligned(problem: GpuProblem) -> KernelConfig | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from torch_versions import TRITON
 from tridal.devices import registry
 from tridal.ops import planning
 from tridal.ops.kernel_tensors import kernel_tensors
@@ -57,5 +58,4 @@ def test_gradients_of_diffusion_models_spill_nothing(op: str, rows: int, cols: i
     assert plan.resources is not None
     assert plan.resources.spills <= MAX_SPILL
     assert call.programs(plan) == plan.programs
-    assert plan.programs is not None
-    assert plan.programs >= programs  # more if the compiler uses fewer registers, as that of Triton 3.3
+    assert plan.programs == programs or TRITON < (3, 5)  # the compiler of Triton 3.3 uses fewer registers

@@ -11,7 +11,7 @@ import torch
 
 import tridal
 from cli_helpers import run, run_json, words
-from torch_versions import compiles
+from torch_versions import compiles, skip_unless_compiled
 from tridal.errors import DeviceUnavailableError
 from tridal.ops import planning
 from tridal.runtime.compiler import can_compile
@@ -50,8 +50,7 @@ def test_plan_for_an_absent_architecture_equals_tridal_plan(arch: str) -> None:
 def test_matrix_with_more_tiles_than_a_launch_has_programs_gets_a_plan(
     arch: str, rows: int, cols: int, op: str
 ) -> None:
-    if not compiles(planning.architectures()[arch][0].name):
-        pytest.skip("this Triton cannot compile for the backend")
+    skip_unless_compiled(planning.architectures()[arch][0].name)
     found = plan_json(str(rows), str(cols), "--op", op, "--arch", arch)["plan"]
     assert 1 <= found["launched_programs"] < 2**31
     assert found["config"]["persistent"]

@@ -32,6 +32,12 @@ def compiles(backend: str) -> bool:
     return backend != "rocm" or TRITON >= (3, 5)
 
 
+def skip_unless_compiled(backend: str) -> None:
+    """Skips a test that compiles for a backend if the installed Triton does not."""
+    if not compiles(backend):
+        pytest.skip("this Triton cannot compile for the backend")
+
+
 averages_on_gloo = pytest.mark.skipif(
     TORCH < (2, 9), reason="FSDP2 of this torch adds gradients on gloo and does not average them"
 )
