@@ -49,7 +49,8 @@ def _pipelined(problem: GpuProblem) -> Iterator[KernelConfig]:
     few_sums = problem.itemsize == 2 and len(problem.column_writes) == 1
     if problem.has_large_l1 and few_sums and cols == 2 * tuning.SUMS_WHOLE_ROW_COLS:
         yield KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), reload=True)
-    cols = tuning.SUMS_MIN_BLOCK_COLS if problem.cols <= tuning.SUMS_WIDE_COLS else tuning.SUMS_MAX_BLOCK_COLS
+    most = tuning.SUMS_WIDE_COLS if problem.keeps_gate and problem.itemsize == 2 else tuning.SUMS_WIDEST_COLS
+    cols = tuning.SUMS_MIN_BLOCK_COLS if problem.cols <= most else tuning.SUMS_MAX_BLOCK_COLS
     warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
     yield KernelConfig("cooperative", 1, cols, warps, tuning.SUMS_STAGES, blocks)
 
@@ -60,7 +61,8 @@ def _unaligned(problem: GpuProblem) -> Iterator[KernelConfig]:
     Wide rows of three tensors have blocks if programs can exchange, because two tiles would spill their elements.
     """
     cols, (first, rest), per_thread = problem.tile_cols, problem.first_and_rest, tuning.SUMS_ELEMENTS_PER_THREAD
-    block = tuning.SUMS_MIN_BLOCK_COLS if problem.cols > tuning.SUMS_WIDE_COLS else tuning.SUMS_UNALIGNED_BLOCK_COLS
+    wide = problem.cols > tuning.SUMS_WIDE_COLS
+    block = tuning.SUMS_MIN_BLOCK_COLS if wide else tuning.SUMS_UNALIGNED_BLOCK_COLS
     if len(problem.reads) < 3 or cols <= block or not problem.can_exchange:
         if rest <= _max_rest_cols(problem, first):
             two_tiles = KernelConfig("whole_row", 1, first, warps_for(first, per_thread), rest_cols=rest)

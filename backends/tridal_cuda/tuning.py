@@ -31,7 +31,11 @@ FEW_SLOTS_BANDWIDTH = 30 * 10**9  # bytes per second and multiprocessor: an H100
 # Sums over rows, as in the gradient of a weight
 SUMS_WHOLE_ROW_COLS = 8192  # a wider row has several programs, each with the sums of its own columns
 SUMS_MIN_BLOCK_COLS, SUMS_MAX_BLOCK_COLS = 1024, 2048  # of one of these programs, with a pipeline
-SUMS_WIDE_COLS = 65_536  # wider rows have blocks of SUMS_MAX_BLOCK_COLS
+# Wider rows have blocks of SUMS_MAX_BLOCK_COLS: 16-bit rows of a kernel with a gate beyond the first number, other rows
+# beyond the second one. Share of copy with these blocks (with SUMS_MIN_BLOCK_COLS), H200, gradient of RMSNorm bf16:
+# 131,072 columns 0.61 (0.71), 262,144 0.51 (0.61), 524,288 0.36 (0.41), but 1,048,576 0.22 (0.20); gated RMSNorm bf16
+# 131,072 0.71 (0.56), 262,144 0.63 (0.41).
+SUMS_WIDE_COLS, SUMS_WIDEST_COLS = 65_536, 524_288
 SUMS_TILE_ELEMENTS, SUMS_ROWS, SUMS_NARROW_ROWS = 2048, 4, 32  # at most, of several narrow rows
 SUMS_NARROW_COLS = 256  # rows of at most so many columns have fewer stages, and in 16-bit dtypes fewer threads
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
@@ -47,7 +51,7 @@ SUMS_PADDED_COLS = 4096
 # 0.62 (0.72), 1281 0.53 (0.75), 1537 0.60 (0.73), 2305 0.56 (0.70), 4097 0.54 (0.66); fp32: 781 0.80 (0.95), 1281 0.81
 # (0.95), 4097 0.84 (0.92). LayerNorm: bf16 1281 0.48 (0.62), 4097 0.51 (0.64), fp32 1281 0.77 (0.96). Gated RMSNorm, in
 # blocks: bf16 4097 0.42 (0.62), fp32 0.58 (0.85).
-SUMS_UNALIGNED_COLS, SUMS_UNALIGNED_BLOCK_COLS = 2048, 512
+SUMS_UNALIGNED_COLS, SUMS_UNALIGNED_BLOCK_COLS = 2048, 512  # rows beyond SUMS_WIDE_COLS have SUMS_MIN_BLOCK_COLS
 SUMS_UNALIGNED_NARROW_COLS = 512  # of 32-bit rows
 SUMS_UNALIGNED_MIN_FIRST, SUMS_UNALIGNED_MAX_FIRST = 512, 4096  # columns of the first of two tiles
 SUMS_UNALIGNED_REST_PARTS = 8  # of the widest first tile; LayerNorm bf16 4609 columns 0.45, in blocks 0.52
@@ -103,6 +107,11 @@ TWO_TILES_FEW_THREADS_COLS, TWO_TILES_PARTS = 4096, 4
 # Kernels that load a 16-bit tensor late have it if the rest is this part: gated RMSNorm 2560 0.99 (1.02), 5120 0.94
 # (1.00), but 2880 0.99 (0.95), 4608 1.00 (0.98).
 TWO_TILES_RELOAD_BYTES = 4 * _KIB
+# Unaligned 16-bit rows with one number per column have at least so much padding in one tile, 32-bit rows MUCH_PADDING.
+# Share of copy in one tile or blocks (in two tiles): RMSNorm bf16 4609 columns 0.69 (0.80), 9001 0.54 (0.76), but 2561
+# 0.78 (0.77), 3001 0.87 (0.79), 5633 0.79 (0.77); gated RMSNorm bf16 2305 0.63 (0.77), 9001 0.40 (0.62), fp32 2561 0.70
+# (0.92), 5633 0.53 (0.84); LayerNorm fp32 5633 0.70 (0.92). With a residual, RMSNorm bf16 1281 0.99 (0.85).
+TWO_TILES_UNALIGNED_PADDING = 0.375
 
 # Inner-dim rows
 INNER_ROWS = 32  # per tile; half as many are enough for long rows

@@ -23,3 +23,16 @@ pytest.importorskip("triton")
 def test_wide_float32_rows_depend_on_what_else_is_read(op: str, cols: int, expected: tuple[Any, ...]) -> None:
     c = tridal.plan(131_072, cols, op=op, arch="h200").config
     assert (c.schedule, c.cols, c.num_warps, c.num_stages, c.reload) == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "cols", "dtype", "block"),
+    [
+        ("rms_norm_backward", 262_144, "bf16", 1024),
+        ("rms_norm_backward", 1_048_576, "bf16", 2048),
+        ("gated_rms_norm_backward", 262_144, "bf16", 2048),
+        ("gated_rms_norm_backward", 131_072, "fp32", 1024),
+    ],
+)
+def test_blocks_of_wide_gradients_depend_on_the_gate(op: str, cols: int, dtype: str, block: int) -> None:
+    assert tridal.plan(1024, cols, dtype=dtype, op=op, arch="h200").config.cols == block

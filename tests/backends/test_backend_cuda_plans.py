@@ -98,6 +98,8 @@ LOOP = {"schedule": "column_loop", "reload": True}
         # whole rows that fill their tile reload, but not with a mask
         (problem(15_000, 600, "float16"), "sm_90", {**WHOLE_ROW, **RELOAD}),
         (problem(8192, 60_000, "bfloat16", scale_mask=True), "sm_90", NO_RELOAD),
+        # the widest 32-bit tile has more threads if it is full
+        (problem(32_000, 8192), "sm_90", {**WHOLE_ROW, "num_warps": 32}),
         # few rows are one-shot, with reload if they fit in the caches
         (problem(128_256, 8, "float16"), "sm_90", {**COOPERATIVE, **ONE_SHOT, **RELOAD}),
         (problem(50_257, 32, "bfloat16", **UNALIGNED), "sm_90", {**COOPERATIVE, **ONE_SHOT, **RELOAD}),

@@ -32,6 +32,8 @@ def plan_of(op: str, cols: int, arch: str = "h200", dtype: str = "bf16", **block
         ("gated_rms_norm", 4608, "h200", None, (4096, 512, 8, 1)),
         ("gated_rms_norm_backward", 8192, "h200", None, (4096, 4096, 8, 3)),
         ("layer_norm", 1153, "h200", None, (1024, 256, 1, 1)),
+        ("rms_norm", 4609, "h200", None, (4096, 1024, 4, 1)),
+        ("gated_rms_norm", 2305, "sm_90", None, (2048, 512, 4, 1)),
         ("layer_norm_backward", 1281, "h200", None, (1024, 512, 2, 1)),
         ("rms_norm_backward", 4097, "sm_90", None, (4096, 1, 8, 1)),
     ],
@@ -54,8 +56,8 @@ def test_rows_that_need_many_registers_have_two_tiles(
         ("layer_norm", 1984, {}),  # little padding
         ("layer_norm", 640, {}),  # a tile has several rows
         ("modulated_layer_norm", 2048, {"blocks": 32}),
-        ("rms_norm", 1153, {}),  # unaligned, and one number per column
-        ("layer_norm", 1153, {"dtype": "fp32"}),
+        ("rms_norm", 2561, {}),  # unaligned, one number per column, and little padding
+        ("layer_norm", 4097, {"dtype": "fp32"}),  # a peeled tile has no padding
         ("layer_norm", 1537, {}),  # the rest would be as large as the first tile
         ("layer_norm", 16_385, {}),
         ("layer_norm_backward", 4609, {}),

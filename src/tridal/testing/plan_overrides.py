@@ -97,7 +97,8 @@ def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     """Returns a cooperative plan in which each program computes one column block of one row, without a loop."""
     one_shot = _cooperative(plan, problem, persistent=False)
     rows, programs_per_row = one_shot.config.rows, one_shot.config.programs_per_row
-    resident = problem.tiles(rows) * programs_per_row <= _RESIDENT
+    most = _RESIDENT * min(2, plan.occupancy or 2) // 2  # the checks of a plan expect its occupancy
+    resident = problem.tiles(rows) * programs_per_row <= most
     return replace(one_shot, programs=None) if rows == 1 and programs_per_row > 1 and resident else plan
 
 
