@@ -60,7 +60,7 @@ def _count_programs(fitted: Fit) -> tuple[int | None, str]:
     """Gives the `programs` of the plan, and the explanation for its `reason`."""
     config, problem, per_row = fitted.config, fitted.problem, fitted.config.programs_per_row
     tiles = problem.tiles(config.rows)
-    groups = min(tiles, fitted.groups)
+    groups = max(1, min(tiles, fitted.groups))  # none is resident if programs that do not wait fill more than the GPU
     if problem.column_writes and problem.per_block:
         most = tiles // problem.blocks // tuning.SUMS_MIN_TILES
         programs = programs_of_blocks(problem.blocks, max(1, fitted.groups), most)
@@ -68,13 +68,12 @@ def _count_programs(fitted: Fit) -> tuple[int | None, str]:
         return programs, f"{of_block} programs loop over the tiles of each of {problem.blocks} blocks, and sum them"
     if problem.column_writes:
         enough, most = cdiv(problem.device.cores, per_row), tiles // tuning.SUMS_MIN_TILES
-        groups = min(groups, enough) if most <= enough else min(most, fitted.groups)
+        groups = min(groups, enough) if most <= enough else min(most, groups)
         programs = groups * per_row
         return programs, f"{programs} programs loop over the tiles, and {groups} of them sum each column"
     if not problem.statistics and per_row > 1:
         apart = f"{per_row} programs compute each row and do not wait for each other"
         if tiles * per_row > MAX_PROGRAMS:
-            groups = max(1, groups)
             return groups * per_row, f"{apart}, and loop over the rows, because a launch has too few programs for all"
         return tiles * per_row if config.persistent else None, apart
     if config.schedule == "cooperative" or per_row > 1:

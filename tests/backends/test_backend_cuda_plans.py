@@ -165,6 +165,12 @@ def test_a_configuration_that_does_not_fit_raises_with_the_formula() -> None:
         CUDA.plan(problem(64, 64), H100, lambda config: Resources(32, 0, 1 << 20), {})
 
 
+def test_sums_without_statistics_have_all_programs_of_a_row_even_if_not_all_are_resident() -> None:
+    wide = problem(540_673, 1, "float16", statistics=0, column_writes=("float16",))
+    made = CUDA.plan(wide, H100, lambda config: Resources(169, 1000, 0), {})
+    assert made.programs == made.config.programs_per_row > 132 * (made.occupancy or 0)
+
+
 @pytest.mark.parametrize("statistics", [0, 2])
 def test_a_given_configuration_needs_all_programs_of_a_row_only_to_exchange_statistics(statistics: int) -> None:
     """One or two of these programs fit on one of 132 multiprocessors."""
