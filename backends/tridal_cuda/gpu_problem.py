@@ -49,10 +49,7 @@ class GpuProblem(DeviceProblem):
 
     @property
     def keeps_gate(self) -> bool:
-        """Whether a kernel with sums keeps elements of three tensors and their gradients at the same time.
-
-        Share of copy in one tile of 8,192 columns (in two), H200: gradient of gated RMSNorm, bf16 0.82 (0.92).
-        """
+        """Whether a kernel with sums keeps elements of three tensors and their gradients at the same time."""
         return bool(self.column_writes) and len(self.reads) > 2 and self.live_tiles > 5
 
     @property

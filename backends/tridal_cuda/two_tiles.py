@@ -21,9 +21,9 @@ def fit_two_tiles(problem: GpuProblem) -> Fit | None:
 
 def _aligned(problem: GpuProblem) -> KernelConfig | None:
     """Configures rows that fill too little of one tile, or need too many registers in it."""
-    cols, (first, rest), sums = problem.tile_cols, problem.first_and_rest, bool(problem.column_writes)
     if not _needs_registers(problem):
         return None
+    cols, (first, rest), sums = problem.tile_cols, problem.first_and_rest, bool(problem.column_writes)
     if not tuning.NARROW_TILE_ELEMENTS < cols <= _most_cols(problem) or problem.padding < _least_padding(problem):
         return None
     one_tensor, reload = not sums and not problem.reads_several, _reloads(problem, first, rest)
@@ -100,7 +100,10 @@ def _most_cols(problem: GpuProblem) -> int:
 
 
 def _least_padding(problem: GpuProblem) -> float:
-    """Returns the smallest part of one tile that is padding, for which two tiles are faster."""
+    """Returns the smallest part of one tile that is padding, for which two tiles are faster.
+
+    Share of copy in one tile of 8,192 columns (in two), H200: gradient of gated RMSNorm, bf16 0.82 (0.92).
+    """
     if problem.column_writes or problem.reads_several or problem.per_block:
         return 0 if problem.keeps_gate and problem.tile_cols == tuning.SUMS_WHOLE_ROW_COLS else tuning.MUCH_PADDING
     return tuning.LITTLE_PADDING

@@ -62,10 +62,8 @@ def _row_tile(problem: GpuProblem) -> KernelConfig | None:
     reload = _uses_reload(problem)
     if rows * cols > (problem.half_of_registers if reload else problem.max_elements):
         return None
-    # A full tile of this size needs more threads. Share of copy with 16 (32) warps, H200: softmax fp32 2048x32768
-    # 0.88 (0.94), 8192x32000 0.93 (0.99), but 8192x24576 0.95 (0.91).
-    huge = cols * problem.itemsize > tuning.MAX_RELOAD_ROW_BYTES and problem.padding < tuning.LITTLE_PADDING
-    many = cols > tuning.NARROW_TILE_ELEMENTS and not several and not huge
+    full_and_wide = cols * problem.itemsize >= tuning.FULL_TILE_BYTES and problem.padding < tuning.LITTLE_PADDING
+    many = cols > tuning.NARROW_TILE_ELEMENTS and not several and not full_and_wide
     warps = warps_for(rows * cols, tuning.MANY_ELEMENTS_PER_THREAD if many else tuning.FEW_ELEMENTS_PER_THREAD)
     if peel and one_16_bit and rows >= tuning.MIN_PEELED_ROWS:
         warps = 2

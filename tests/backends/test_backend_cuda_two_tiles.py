@@ -76,6 +76,19 @@ def test_other_rows_have_one_tile(op: str, cols: int, changed: dict[str, Any]) -
     assert plan_of(op, cols, **changed).config.rest_cols == 0
 
 
+@pytest.mark.parametrize(
+    ("op", "cols", "tiles"),
+    [
+        ("rms_norm", 4609, (4096, 1024, 8)),
+        ("layer_norm", 4609, (4096, 1024, 4)),
+        ("gated_rms_norm", 1281, (1024, 512, 2)),
+    ],
+)
+def test_unaligned_float32_rows_have_two_tiles(op: str, cols: int, tiles: tuple[int, ...]) -> None:
+    config = plan_of(op, cols, dtype="fp32").config
+    assert (config.cols, config.rest_cols, config.num_warps) == tiles
+
+
 def test_two_tiles_have_more_bytes_in_flight_than_one() -> None:
     gradient = "layer_norm_backward"
     config = {"schedule": "whole_row", "rows": 1, "cols": 2048, "num_warps": 4, "num_stages": 3}
